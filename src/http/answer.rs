@@ -1,7 +1,7 @@
 //! Step 8 over HTTP: makes the answer to a request from a stored response (RFC 9111, 4).
 //!
 //! - [`ResponseReader`] selects the stored variant and decides whether it may answer the request; [`answer`] builds the response.
-//! - [`CacheStatus`] writes `Cache-Status` with the guard's details, and [`write_age`] writes `Age`.
+//! - [`CacheStatus`] writes `Cache-Status` with the guard's details, and [`age_and_status`] writes `Age` with it.
 //! - [`own_answer`] is the guard's response if it has none to serve.
 //! - [`set_cache_status`] adds [`AnswerInfo`](crate::AnswerInfo) as an extension if the policy requests it.
 
@@ -11,6 +11,8 @@
 mod tests;
 
 use std::any::Any;
+use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -21,12 +23,13 @@ use http::{Response, StatusCode};
 use super::body::{GuardedBody, SharedBody};
 use super::stored::{ResponseMeta, StoredResponse, VariantId};
 use crate::guard::load::Times;
-use crate::http_rules::conditional;
-use crate::http_rules::conditional::{ByteRange, Part, if_range_holds, is_not_modified, not_modified};
+use crate::http_rules::conditional::{
+    ByteRange, Part, RangeAnswer, if_range_holds, is_not_modified, not_modified, range_answer, unsatisfiable,
+};
 use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, is_for, reuse};
 use crate::http_rules::request::RequestDemands;
 use crate::http_rules::settings::HttpPolicy;
-use crate::http_rules::vary::{Fingerprint, Names};
+use crate::http_rules::vary::Names;
 use crate::key::Key;
 use crate::observe::Outcome;
 use crate::sync::{read, write};
@@ -39,17 +42,10 @@ pub(crate) struct ResponseReader<'a> {
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
-    pub(crate) at: LookUpKey<'a>,
+    /// The resource's key, if the look-up is at it: it holds one of the variants, which leads to the others.
+    pub(crate) resource: Option<&'a Key>,
     /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
-}
-
-/// The key of a look-up.
-#[derive(Clone, Copy)]
-pub(crate) enum LookUpKey<'a> {
-    /// The resource's key: it holds one of the variants, which leads to the others.
-    Resource(&'a Key),
-    Variant,
 }
 
 /// The key of a variant.
@@ -58,15 +54,6 @@ pub(crate) struct VariantSlot {
     pub(crate) key: Key,
     pub(crate) generation: u64,
     pub(crate) names: Names,
-}
-
-impl VariantSlot {
-    fn new(resource: &Key, variant: &VariantId, fingerprint: Fingerprint) -> Self {
-        let VariantId { generation, names, .. } = variant;
-        // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
-        let suffix = format!("~v{generation:016x}{}", fingerprint.half());
-        Self { key: resource.derived(&suffix), generation: *generation, names: names.clone() }
-    }
 }
 
 /// The stored response for a request, or where to find it.
@@ -79,14 +66,6 @@ pub(crate) enum StoredAnswer {
     Elsewhere(Box<VariantSlot>),
     /// The stored response must not answer a request like this (RFC 9111, 3.5).
     NotForThis,
-}
-
-/// Whether the stored response suits a request.
-enum VariantFit {
-    Here,
-    Instead(StoredAnswer),
-    /// Another variant, and this is not the resource's key.
-    Other,
 }
 
 /// A stored response, ready to be sent.
@@ -124,9 +103,12 @@ struct ReplayMoment {
 }
 
 impl SharedDecoding {
-    fn of<'a>(entry: &Entry, shared: Option<&'a SharedValue>) -> Option<&'a Self> {
-        let first = || Arc::new(Self { meta: ResponseMeta::of(entry), plain: RwLock::default() }) as _;
-        shared?.get_or_init(first).downcast_ref()
+    fn with<T>(entry: &Entry, shared: Option<&SharedValue>, read: impl FnOnce(&Self) -> T) -> T {
+        let new = || Self { meta: ResponseMeta::of(entry), plain: RwLock::default() };
+        match shared.and_then(|shared| shared.get_or_init(|| Arc::new(new()) as _).downcast_ref()) {
+            Some(shared) => read(shared),
+            None => read(&new()),
+        }
     }
 }
 
@@ -134,13 +116,10 @@ impl EntryReader for ResponseReader<'_> {
     type Value = StoredAnswer;
 
     fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
-        if let Some(SharedDecoding { meta: Some((meta, _)), .. }) = SharedDecoding::of(entry, shared) {
-            return self.serves_meta(meta, entry, now);
-        }
-        match ResponseMeta::of(entry) {
-            Some((meta, _)) => self.serves_meta(&meta, entry, now),
+        SharedDecoding::with(entry, shared, |decoding| match &decoding.meta {
+            Some((meta, _)) => self.serves_meta(meta, entry, now),
             None => entry.serves(now),
-        }
+        })
     }
 
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
@@ -153,57 +132,50 @@ impl EntryReader for ResponseReader<'_> {
     }
 
     fn leads_others(&self, entry: &Entry) -> bool {
-        matches!(self.at, LookUpKey::Resource(_))
-            && ResponseMeta::of(entry).is_some_and(|(meta, _)| meta.variant.is_some())
+        self.resource.is_some() && ResponseMeta::of(entry).is_some_and(|(meta, _)| meta.variant.is_some())
     }
 
     /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
     /// share the replay too, for as long as its age is the same in seconds.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
-        let Some(SharedDecoding { meta: Some((meta, at)), plain }) = SharedDecoding::of(entry, shared) else {
-            let (meta, at) = ResponseMeta::of(entry)?;
-            return self.open_meta(&meta, at, entry, now);
-        };
-        if meta.variant.is_some() || !self.is_plain() {
-            return self.open_meta(meta, *at, entry, now);
-        }
-        let moment = ReplayMoment {
-            age: meta.at(entry, now.max(entry.stored_at)).0.as_secs(),
-            ttl: entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0).map(|left| left / 1000),
-        };
-        let latest = read(plain);
-        let known = latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
-        drop(latest);
-        let replay = known.unwrap_or_else(|| {
-            let replay = StoredResponse::decode(&entry.payload, *at)
-                .and_then(|stored| self.replay(entry, meta, stored, now));
-            *write(plain) = Some((moment, replay.clone()));
-            replay
-        })?;
-        Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
+        SharedDecoding::with(entry, shared, |SharedDecoding { meta, plain }| {
+            let (meta, at) = meta.as_ref()?;
+            if shared.is_none() || meta.variant.is_some() || !self.is_plain() {
+                return self.open_meta(meta, *at, entry, now);
+            }
+            let left = entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0);
+            let age = meta.at(entry, now.max(entry.stored_at)).0.as_secs();
+            let moment = ReplayMoment { age, ttl: left.map(|left| left / 1000) };
+            let latest = read(plain);
+            let known = latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
+            drop(latest);
+            let replay = known.unwrap_or_else(|| {
+                let replay = StoredResponse::decode(&entry.payload, *at)
+                    .and_then(|stored| self.replay(entry, meta, stored, now));
+                *write(plain) = Some((moment, replay.clone()));
+                replay
+            })?;
+            Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
+        })
     }
 
     fn open_incoming(&self, incoming: &Arc<dyn Any + Send + Sync>) -> Option<StoredAnswer> {
         let shared_body = Arc::clone(incoming).downcast::<SharedBody>().ok()?;
         // A request with a condition gets the whole response: whether the body will be complete is not known yet.
         match self.fits(&shared_body.meta) {
-            VariantFit::Here => Some(StoredAnswer::Incoming(shared_body)),
-            VariantFit::Instead(found) => Some(found),
-            VariantFit::Other => None,
+            ControlFlow::Continue(()) => Some(StoredAnswer::Incoming(shared_body)),
+            ControlFlow::Break(instead) => instead,
         }
     }
 }
 
 impl ResponseReader<'_> {
     fn open_meta(&self, meta: &ResponseMeta, at: usize, entry: &Entry, now: u64) -> Option<StoredAnswer> {
-        match self.fits(meta) {
-            VariantFit::Here => {
-                let response = StoredResponse::decode(&entry.payload, at)?;
-                self.replay(entry, meta, response, now).map(StoredAnswer::Response)
-            }
-            VariantFit::Instead(found) => Some(found),
-            VariantFit::Other => None,
+        if let ControlFlow::Break(instead) = self.fits(meta) {
+            return instead;
         }
+        let response = StoredResponse::decode(&entry.payload, at)?;
+        self.replay(entry, meta, response, now).map(StoredAnswer::Response)
     }
 
     fn serves_meta(&self, meta: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
@@ -253,24 +225,25 @@ impl ResponseReader<'_> {
     }
 
     fn is_elsewhere(&self, meta: &ResponseMeta) -> bool {
-        matches!(self.at, LookUpKey::Resource(_)) && !self.is_this_variant(meta)
+        self.resource.is_some() && !self.is_this_variant(meta)
     }
 
-    /// Whether the response suits this request. Call it once: it digests the request's values.
-    fn fits(&self, meta: &ResponseMeta) -> VariantFit {
+    /// Whether the response suits this request; breaks with what this request gets instead, unless that is nothing: another variant
+    /// that is not under the resource's key. Call it once: it digests the request's values.
+    fn fits(&self, meta: &ResponseMeta) -> ControlFlow<Option<StoredAnswer>> {
         let is_variant = self.is_this_variant(meta);
-        if let (LookUpKey::Resource(resource), Some(variant), false) = (self.at, &meta.variant, is_variant) {
-            let fingerprint = variant.names.fingerprint(self.headers, self.http.normal());
-            return VariantFit::Instead(StoredAnswer::Elsewhere(Box::new(VariantSlot::new(
-                resource,
-                variant,
-                fingerprint,
-            ))));
+        if let (Some(resource), Some(variant), false) = (self.resource, &meta.variant, is_variant) {
+            let VariantId { generation, names, .. } = &**variant;
+            let fingerprint = names.fingerprint(self.headers, self.http.normal());
+            // Half of the digest is enough for the key: the stored variant is compared by the whole digest.
+            let key = resource.derived(&format!("~v{generation:016x}{}", fingerprint.half()));
+            let slot = VariantSlot { key, generation: *generation, names: names.clone() };
+            return ControlFlow::Break(Some(StoredAnswer::Elsewhere(Box::new(slot))));
         }
         if !is_for(self.demands, &meta.terms, self.http) {
-            return VariantFit::Instead(StoredAnswer::NotForThis);
+            return ControlFlow::Break(Some(StoredAnswer::NotForThis));
         }
-        if is_variant { VariantFit::Here } else { VariantFit::Other }
+        if is_variant { ControlFlow::Continue(()) } else { ControlFlow::Break(None) }
     }
 
     /// Whether the stored part may contain the requested range.
@@ -333,11 +306,11 @@ pub(crate) fn answer(
             (range.of_part(stored)?, stored.first)
         }
         None if demands.ranged && status == StatusCode::OK => {
-            match conditional::range_answer(request, &headers, body.len() as u64, now) {
-                conditional::RangeAnswer::Part(part) => (part, 0),
-                conditional::RangeAnswer::Whole => return build(status, headers, body, trailers),
-                conditional::RangeAnswer::Unsatisfiable => {
-                    let headers = conditional::unsatisfiable(&headers, body.len() as u64);
+            match range_answer(request, &headers, body.len() as u64, now) {
+                RangeAnswer::Part(part) => (part, 0),
+                RangeAnswer::Whole => return build(status, headers, body, trailers),
+                RangeAnswer::Unsatisfiable => {
+                    let headers = unsatisfiable(&headers, body.len() as u64);
                     return build(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new(), None);
                 }
             }
@@ -373,11 +346,7 @@ impl SharedBody {
 /// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
 ///
 /// None of them concerns this request alone, so all carry `Retry-After` (RFC 9110, 10.2.3).
-pub(crate) fn own_answer(
-    status: StatusCode,
-    detail: &'static str,
-    text: &'static str,
-) -> Response<GuardedBody> {
+fn own_answer(status: StatusCode, detail: &'static str, text: &'static str) -> Response<GuardedBody> {
     let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
     *response.status_mut() = status;
     let headers = response.headers_mut();
@@ -386,6 +355,18 @@ pub(crate) fn own_answer(
     // Made for this request only: no cache on the way may store it (RFC 9111, 5.2.2.5).
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     write_status(headers, CacheStatus::miss(detail));
+    response
+}
+
+/// An [`own_answer`] with its outcome as an extension.
+pub(super) fn failed_answer(
+    http: &HttpPolicy,
+    status: StatusCode,
+    detail: &'static str,
+    text: &'static str,
+) -> Response<GuardedBody> {
+    let mut response = own_answer(status, detail, text);
+    set_cache_status(&mut response, http, Outcome::Failed, Times::default());
     response
 }
 
@@ -414,44 +395,31 @@ pub(crate) enum CacheStatus {
 
 /// Why the request was forwarded (RFC 9211, 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fwd {
-    /// The request bypassed the cache.
-    Bypass,
-    /// The request bypassed the cache because of its method.
-    Method,
-    /// No response is stored for that URI.
-    UriMiss,
-    /// The stored variants do not match the request.
-    VaryMiss,
-    /// No usable response is stored, for another reason.
-    Miss,
-    /// The stored response is stale, or has to be validated.
-    Stale,
-    /// The request refuses the stored response.
-    Request,
-    /// The stored response is only a part of the requested content.
-    Partial,
-}
+pub(crate) struct Fwd(&'static str);
 
 impl Fwd {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Bypass => "stampede-guard; fwd=bypass",
-            Self::Method => "stampede-guard; fwd=method",
-            Self::UriMiss => "stampede-guard; fwd=uri-miss",
-            Self::VaryMiss => "stampede-guard; fwd=vary-miss",
-            Self::Miss => "stampede-guard; fwd=miss",
-            Self::Stale => "stampede-guard; fwd=stale",
-            Self::Request => "stampede-guard; fwd=request",
-            Self::Partial => "stampede-guard; fwd=partial",
-        }
-    }
+    /// The request bypassed the cache.
+    const BYPASS: Self = Self("bypass");
+    /// The request bypassed the cache because of its method.
+    pub(crate) const METHOD: Self = Self("method");
+    /// No response is stored for that URI.
+    pub(crate) const URI_MISS: Self = Self("uri-miss");
+    /// The stored variants do not match the request.
+    pub(crate) const VARY_MISS: Self = Self("vary-miss");
+    /// No usable response is stored, for another reason.
+    pub(crate) const MISS: Self = Self("miss");
+    /// The stored response is stale, or has to be validated.
+    pub(crate) const STALE: Self = Self("stale");
+    /// The request refuses the stored response.
+    pub(crate) const REQUEST: Self = Self("request");
+    /// The stored response is only a part of the requested content.
+    pub(crate) const PARTIAL: Self = Self("partial");
 }
 
 impl CacheStatus {
     /// The request bypassed the cache for this reason.
     pub(crate) fn bypass(detail: &'static str) -> Self {
-        Self::unstored(Fwd::Bypass, Some(detail))
+        Self::unstored(Fwd::BYPASS, Some(detail))
     }
 
     /// A hit that is fresh for `ttl` more seconds.
@@ -472,7 +440,7 @@ impl CacheStatus {
 
     /// Loaded for this request alone.
     pub(crate) fn miss(detail: &'static str) -> Self {
-        Self::unstored(Fwd::Miss, Some(detail))
+        Self::unstored(Fwd::MISS, Some(detail))
     }
 
     /// The inner service's answer, for this request alone.
@@ -481,46 +449,59 @@ impl CacheStatus {
     }
 
     fn to_value(self) -> HeaderValue {
-        if let Self::Hit { ttl } = self
-            && let Some(line) = usize::try_from(ttl).ok().and_then(|ttl| BUFFERED_HITS.get(ttl))
-        {
-            // Each value is built once per process, so later hits neither allocate nor count references. The leaked
-            // memory is bounded: some 30 bytes for each of the values.
-            let leak_line = || HeaderValue::from_static(self.write().leak());
-            return line.get_or_init(leak_line).clone();
+        match self {
+            Self::Hit { ttl } => buffered(&BUFFERED_HITS, ttl, || self.text()),
+            _ => text_value(self.text()),
         }
-        self.write().to_value()
     }
 
-    fn write(self) -> StatusLine {
-        let mut line = StatusLine::new();
+    fn text(self) -> String {
         match self {
-            Self::Hit { ttl } => line.push(HIT).push("; ttl=").push_number(ttl),
+            Self::Hit { ttl } => format!("{HIT}; ttl={ttl}"),
             // RFC 9211, 2.5: a negative number if it was stale.
-            Self::Stale { beyond } => {
-                line.push(HIT).push(if beyond > 0 { "; ttl=-" } else { "; ttl=" }).push_number(beyond)
+            Self::Stale { beyond } => format!("{HIT}; ttl={}", -i128::from(beyond)),
+            Self::Collapsed { ttl } => {
+                with_parameter("stampede-guard; fwd=miss; collapsed".to_owned(), "ttl", ttl)
             }
-            Self::Collapsed { ttl: Some(ttl) } => {
-                line.push("stampede-guard; fwd=miss; collapsed; ttl=").push_number(ttl)
-            }
-            Self::Collapsed { ttl: None } => line.push("stampede-guard; fwd=miss; collapsed"),
             Self::Forwarded { fwd, status, stored, detail } => {
-                line.push(fwd.text());
-                if let Some(status) = status {
-                    line.push("; fwd-status=").push(status.as_str());
-                }
-                if let Some(ttl) = stored {
-                    line.push("; stored; ttl=").push_number(ttl);
-                }
-                line.push_detail(detail.unwrap_or_default())
+                let line = format!("stampede-guard; fwd={}", fwd.0);
+                let line = with_parameter(line, "fwd-status", status.map(|status| status.as_u16()));
+                with_parameter(with_parameter(line, "stored; ttl", stored), "detail", detail)
             }
-        };
-        line
+        }
     }
+}
+
+/// Adds a parameter to a line, if it has a value.
+fn with_parameter(line: String, name: &str, value: Option<impl fmt::Display>) -> String {
+    match value {
+        Some(value) => format!("{line}; {name}={value}"),
+        None => line,
+    }
+}
+
+/// The guard's texts have no control characters.
+fn text_value(text: String) -> HeaderValue {
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
 }
 
 /// The values of hits that are fresh for up to an hour more.
 static BUFFERED_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
+/// The values of ages.
+static BUFFERED_AGES: [OnceLock<HeaderValue>; 1000] = [const { OnceLock::new() }; 1000];
+
+/// The value for this number. That of a small number is built once per process, so later hits neither allocate nor count references.
+/// The leaked memory is bounded: some 30 bytes for each of the values.
+fn buffered(
+    values: &'static [OnceLock<HeaderValue>],
+    number: u64,
+    text: impl FnOnce() -> String,
+) -> HeaderValue {
+    match usize::try_from(number).ok().and_then(|number| values.get(number)) {
+        Some(value) => value.get_or_init(|| HeaderValue::from_static(text().leak())).clone(),
+        None => text_value(text()),
+    }
+}
 
 /// Appends the guard's line after those of other caches: the list grows from the origin to the client (RFC 9211,
 /// 2).
@@ -546,23 +527,17 @@ pub(crate) enum StandIn {
 /// Replaces `hit`: a forwarded request is no hit (RFC 9211, 2.1).
 pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
     let Some(own) = own_line(headers) else { return };
-    let Some(ttl) = own.as_bytes().strip_prefix(HIT.as_bytes()) else { return };
-    let ttl = String::from_utf8_lossy(ttl);
-    let mut line = StatusLine::new();
-    line.push(Fwd::Stale.text());
-    let detail = match stand_in {
+    let Some(ttl) = own.to_str().ok().and_then(|line| line.strip_prefix(HIT)) else { return };
+    let (result, detail) = match stand_in {
         StandIn::Forwarded(Some(status)) => {
-            line.push("; fwd-status=").push(status.as_str());
-            if status == StatusCode::NOT_MODIFIED { NOT_VALIDATED } else { "" }
+            let is_confirmation = status == StatusCode::NOT_MODIFIED;
+            (format!("; fwd-status={}", status.as_u16()), is_confirmation.then_some(NOT_VALIDATED))
         }
         // RFC 9211, 2.3: without `fwd-status`, the origin's status was that of the response.
-        StandIn::Forwarded(None) => "no-answer",
-        StandIn::Collapsed => {
-            line.push("; collapsed");
-            ""
-        }
+        StandIn::Forwarded(None) => (String::new(), Some("no-answer")),
+        StandIn::Collapsed => ("; collapsed".to_owned(), None),
     };
-    *own = line.push(&ttl).push_detail(detail).to_value();
+    *own = text_value(with_parameter(format!("stampede-guard; fwd=stale{result}{ttl}"), "detail", detail));
 }
 
 /// The guard's own line, which is the last.
@@ -583,88 +558,10 @@ pub(crate) fn write_key(headers: &mut HeaderMap, key: &str) {
     }
 }
 
-/// Writes the age of a reused response, which replaces any older `Age` (RFC 9111, 5.1).
-fn write_age(headers: &mut HeaderMap, seconds: u64) {
-    let _ = headers.try_insert(AGE, age_value(seconds));
-}
-
-/// A number of seconds. Small numbers, as most ages are, are slices of a static text.
-fn age_value(seconds: u64) -> HeaderValue {
-    let skipped = match seconds {
-        0..10 => 2,
-        10..100 => 1,
-        100..1000 => 0,
-        _ => return HeaderValue::from(seconds),
-    };
-    let digits = &THREE_DIGITS[seconds as usize][skipped..];
-    HeaderValue::from_maybe_shared(Bytes::from_static(digits)).unwrap_or_else(|_| HeaderValue::from(seconds))
-}
-
-/// `000` to `999`.
-static THREE_DIGITS: [[u8; 3]; 1000] = {
-    let mut all = [[b'0'; 3]; 1000];
-    let mut number = 0;
-    while number < all.len() {
-        all[number] =
-            [b'0' + (number / 100) as u8, b'0' + (number / 10 % 10) as u8, b'0' + (number % 10) as u8];
-        number += 1;
-    }
-    all
-};
-
-/// Writes `Age` and `Cache-Status` for a response from the store.
+/// Writes `Age`, which replaces any older one (RFC 9111, 5.1), and `Cache-Status` for a response from the store.
 pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheStatus) {
-    write_age(headers, age);
+    let _ = headers.try_insert(AGE, buffered(&BUFFERED_AGES, age, || age.to_string()));
     write_status(headers, status);
-}
-
-/// A line of `Cache-Status` under construction. It is written on every hit, so it is built on the stack and without
-/// formatting machinery.
-struct StatusLine {
-    bytes: [u8; 128],
-    length: usize,
-}
-
-impl StatusLine {
-    fn new() -> Self {
-        Self { bytes: [0; 128], length: 0 }
-    }
-
-    /// Omits a text that does not fit. The guard's own texts and a number of 20 digits always fit.
-    fn push(&mut self, text: &str) -> &mut Self {
-        if let Some(free) = self.bytes.get_mut(self.length..self.length + text.len()) {
-            free.copy_from_slice(text.as_bytes());
-            self.length += text.len();
-        }
-        self
-    }
-
-    fn push_detail(&mut self, detail: &str) -> &mut Self {
-        if detail.is_empty() { self } else { self.push("; detail=").push(detail) }
-    }
-
-    fn push_number(&mut self, number: u64) -> &mut Self {
-        let end = self.length + number.checked_ilog10().map_or(1, |digits| digits as usize + 1);
-        if let Some(free) = self.bytes.get_mut(self.length..end) {
-            let mut left = number;
-            for digit in free.iter_mut().rev() {
-                *digit = b'0' + (left % 10) as u8;
-                left /= 10;
-            }
-            self.length = end;
-        }
-        self
-    }
-
-    fn leak(&self) -> &'static str {
-        String::from_utf8_lossy(&self.bytes[..self.length]).into_owned().leak()
-    }
-
-    fn to_value(&self) -> HeaderValue {
-        // Fails only for control characters, which the constant details do not contain.
-        HeaderValue::from_bytes(&self.bytes[..self.length])
-            .unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
-    }
 }
 
 /// Adds the times and the outcome as an extension, only if the policy requests it: the first extension of a response allocates a
@@ -688,9 +585,6 @@ pub(super) fn set_forwarded_status(
     status: CacheStatus,
 ) {
     write_status(response.headers_mut(), status);
-    let stored = match status {
-        CacheStatus::Forwarded { stored, .. } => stored.unwrap_or(0),
-        CacheStatus::Hit { .. } | CacheStatus::Stale { .. } | CacheStatus::Collapsed { .. } => 0,
-    };
+    let stored = if let CacheStatus::Forwarded { stored, .. } = status { stored.unwrap_or(0) } else { 0 };
     set_cache_status(response, http, outcome, Times::just_loaded(Duration::from_secs(stored)));
 }

@@ -63,13 +63,8 @@ enum BodyState {
 /// A message of the load task to the client of its own request.
 enum StreamPiece {
     Data(Bytes),
-    /// The end of a complete body.
-    Last {
-        body: Bytes,
-        trailers: Option<Box<HeaderMap>>,
-    },
-    /// The client polls the rest itself.
-    Rest(UpstreamBody),
+    /// The rest: the end of a complete body, or the inner body, which the client then polls itself.
+    Rest(BodyState),
     Failed(BoxError),
 }
 
@@ -84,7 +79,7 @@ pub(crate) struct StreamSender {
 impl Drop for StreamSender {
     fn drop(&mut self) {
         if let Some(chunks) = &self.chunks {
-            chunks.broken("the load was cut off before the end of the body");
+            chunks.broken(&CutOff.to_string());
         }
     }
 }
@@ -115,12 +110,12 @@ impl StreamSender {
         if let Some(chunks) = &self.chunks {
             chunks.last(body.clone(), trailers.clone());
         }
-        let _ = self.pieces.send(StreamPiece::Last { body, trailers });
+        let _ = self.pieces.send(StreamPiece::Rest(BodyState::Stored { body, trailers }));
     }
 
     /// Hands the rest of the inner body over to the client. Drops it if the client has left.
     pub(super) fn rest(self, body: UpstreamBody) {
-        let _ = self.pieces.send(StreamPiece::Rest(body));
+        let _ = self.pieces.send(StreamPiece::Rest(BodyState::Passed(Mutex::new(body))));
     }
 
     /// Ends the body with an error.
@@ -213,10 +208,8 @@ impl Body for GuardedBody {
                             *left = left.saturating_sub(data.len() as u64);
                             return Poll::Ready(Some(Ok(Frame::data(data))));
                         }
-                        Err(BufferEnd::Whole(trailers)) => {
-                            Ok(BodyState::Stored { body: Bytes::new(), trailers })
-                        }
-                        Err(BufferEnd::Broken(text)) => Err((*text).into()),
+                        Err(Ok(trailers)) => Ok(BodyState::Stored { body: Bytes::new(), trailers }),
+                        Err(Err(text)) => Err((*text).into()),
                     }
                 }
                 BodyState::Streaming { pieces, left } => match ready!(pieces.poll_recv(cx)) {
@@ -224,8 +217,7 @@ impl Body for GuardedBody {
                         *left = less(left, data.len() as u64);
                         return Poll::Ready(Some(Ok(Frame::data(data))));
                     }
-                    Some(StreamPiece::Last { body, trailers }) => Ok(BodyState::Stored { body, trailers }),
-                    Some(StreamPiece::Rest(body)) => Ok(BodyState::Passed(Mutex::new(body))),
+                    Some(StreamPiece::Rest(rest)) => Ok(rest),
                     Some(StreamPiece::Failed(error)) => Err(error),
                     // The load task has ended: cancelled, panicked, or its runtime shut down. The client has received
                     // a part, and only an error prevents it from treating the part as the whole (RFC 9112, 8: an
@@ -320,33 +312,29 @@ struct BufferState {
     wakers: Vec<Option<Waker>>,
 }
 
-#[derive(Clone, Debug)]
-enum BufferEnd {
-    Whole(Option<Box<HeaderMap>>),
-    /// The error itself goes to the load's own client; other readers get its text.
-    Broken(Arc<str>),
-}
+/// The trailers of a whole body, or the text of the error: the error itself goes to the load's own client.
+type BufferEnd = Result<Option<Box<HeaderMap>>, Arc<str>>;
 
 impl ChunkBuffer {
-    pub(crate) fn data(&self, data: Bytes) {
+    fn data(&self, data: Bytes) {
         self.notify(|state| state.chunks.push(data));
     }
 
     /// Omits trailers that must not be stored, such as a client's cookie: other readers must not see them.
-    pub(crate) fn last(&self, data: Bytes, trailers: Option<Box<HeaderMap>>) {
+    fn last(&self, data: Bytes, trailers: Option<Box<HeaderMap>>) {
         let trailers = trailers.filter(|trailers| are_sound_trailers(trailers));
         self.notify(|state| {
             if !data.is_empty() {
                 state.chunks.push(data);
             }
-            state.end.get_or_insert(BufferEnd::Whole(trailers));
+            state.end.get_or_insert(Ok(trailers));
         });
     }
 
     /// Ends the body with an error, unless it has ended.
-    pub(crate) fn broken(&self, text: &str) {
+    fn broken(&self, text: &str) {
         self.notify(|state| {
-            state.end.get_or_insert_with(|| BufferEnd::Broken(text.into()));
+            state.end.get_or_insert_with(|| Err(text.into()));
         });
     }
 

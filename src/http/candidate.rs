@@ -10,20 +10,17 @@ use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
 
 use super::body::SharedBody;
-use super::stored::StoredResponse;
-use super::stored::{ResponseMeta, VariantId};
-use crate::http_rules::conditional::{Part, join};
-use crate::http_rules::conditional::{freshened, has_validator, is_about, is_same_representation};
+use super::stored::{ResponseMeta, StoredResponse, VariantId};
+use crate::http_rules::conditional::{
+    Part, freshened, has_validator, is_about, is_same_representation, join,
+};
 use crate::http_rules::fields::{is_encoded, remove_content_digests};
-use crate::http_rules::freshness::is_failure;
-use crate::http_rules::freshness::{ReuseTerms, StaleWindows};
+use crate::http_rules::freshness::{StaleWindows, is_failure};
 use crate::http_rules::response::StoreDecision;
 use crate::http_rules::vary::{Fingerprint, Names};
 use crate::loader::LoadResult;
 use crate::policy::Policy;
-use crate::value::entry::Packed;
-use crate::value::entry::{Encoding, Entry};
-use crate::value::entry::{Lifetimes, Unstored, ms};
+use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, Unstored, ms};
 
 /// A longer failure is sent to other processes without its body.
 const LONGEST_FAILURE: usize = 64 * 1024;
@@ -101,18 +98,12 @@ impl StoreCandidate {
                 *window = default;
             }
         }
-        let StoreDecision { initial_age: age, terms: ReuseTerms { says_shared, .. }, .. } = storing;
-        let (is_too_old, head) = (storing.is_too_old(), clone_head(head, &storing));
-        Self {
-            head,
-            storing: Some(storing),
-            says_shared,
-            variant,
-            is_too_old,
-            age,
-            came: Instant::now(),
-            now,
+        let says_shared = storing.terms.says_shared;
+        let mut candidate = Self::shared_only(head, says_shared, variant, storing.initial_age, now);
+        for name in &storing.left_out {
+            candidate.head.headers.remove(name);
         }
+        Self { is_too_old: storing.is_too_old(), storing: Some(storing), ..candidate }
     }
 
     /// A response for waiters only, with this age when its head was received.
@@ -169,9 +160,10 @@ impl StoreCandidate {
 
     fn meta(&self, variant: Option<Box<VariantId>>) -> ResponseMeta {
         let age = self.age.saturating_add(self.came.elapsed());
+        let meta = ResponseMeta::shared_only(self.says_shared, age, variant);
         match &self.storing {
-            Some(storing) => ResponseMeta::new(storing, age, variant),
-            None => ResponseMeta::shared_only(self.says_shared, age, variant),
+            Some(storing) => ResponseMeta { terms: storing.terms, ..meta },
+            None => meta,
         }
     }
 
@@ -308,14 +300,6 @@ fn lifetimes(storing: &StoreDecision, meta: &ResponseMeta) -> Lifetimes {
         // A variant's entry leads to the other variants, which may be stored just before it ends.
         keep_for: if meta.variant.is_some() { stays_for.max(fresh_for) } else { stays_for },
     }
-}
-
-fn clone_head(head: &Parts, storing: &StoreDecision) -> Parts {
-    let mut headers = head.headers.clone();
-    for name in &storing.left_out {
-        headers.remove(name);
-    }
-    head_of(head.status, head.version, headers)
 }
 
 /// A head with these fields and without extensions, which are for the client only.

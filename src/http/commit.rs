@@ -33,13 +33,10 @@ use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::{Variant, Vary, is_encoded_by_chance};
 use crate::key::Key;
 use crate::loader::{Delivery, LeaseState, LoadOutput, LoadResult, OwnSender};
-use crate::observe;
-use crate::observe::{Outcome, log, warn_if};
+use crate::observe::{self, Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
 use crate::value::entry::Unstored;
-
-pub(super) type ClientSender = OwnSender<ClientAnswer>;
 
 /// One answer of the inner service, and its recipients.
 pub(super) struct ResponseCommit {
@@ -48,6 +45,8 @@ pub(super) struct ResponseCommit {
     pub(crate) load_request: Arc<LoadRequest>,
     pub(crate) state: Arc<GuardState>,
     pub(crate) side_commit: SideCommit,
+    /// The stored response that this one may replace.
+    pub(crate) previous: Option<StoredResponseToReplace>,
     pub(crate) method: Method,
     /// The target URI, if a response to another method than GET may represent the target resource.
     pub(crate) target: Option<Uri>,
@@ -58,18 +57,13 @@ pub(super) struct ResponseCommit {
     /// When the head came.
     pub(crate) now: SystemTime,
     /// `None` once the client was answered.
-    pub(crate) client: Option<ClientSender>,
+    pub(crate) client: Option<OwnSender<ClientAnswer>>,
     pub(crate) delivery: Delivery,
 }
 
 impl ResponseCommit {
     /// The shareable form of a response with this head and body size; otherwise the rule that forbids it.
-    pub(crate) fn candidate(
-        &self,
-        head: &Parts,
-        body: SizeHint,
-        previous: Option<&StoredResponseToReplace>,
-    ) -> Result<StoreCandidate, Rule> {
+    pub(crate) fn candidate(&self, head: &Parts, body: SizeHint) -> Result<StoreCandidate, Rule> {
         let exchange = RequestResponse {
             method: &self.method,
             target: self.target.as_ref(),
@@ -92,7 +86,7 @@ impl ResponseCommit {
             }
             Verdict::ShareOnly { rule, vary, says_shared } => {
                 observe::log_decision("not stored", &rule);
-                let variant = self.variant(&vary, head, previous);
+                let variant = self.variant(&vary, head);
                 let age = corrected_initial_age(&head.headers, self.delay, self.now);
                 let mut candidate = StoreCandidate::shared_only(head, says_shared, variant, age, self.now);
                 candidate.is_too_old = rule == Rule::TooOld;
@@ -100,7 +94,7 @@ impl ResponseCommit {
             }
             Verdict::Store(storing) => {
                 observe::log_decision("stored", &storing.rule);
-                let variant = self.variant(&storing.vary, head, previous);
+                let variant = self.variant(&storing.vary, head);
                 StoreCandidate::stored(head, storing, variant, &self.policy.lifetimes(), self.now)
             }
         };
@@ -114,12 +108,7 @@ impl ResponseCommit {
     }
 
     /// The result for the waiters of a response with this status that `rule` forbids to share.
-    pub(crate) fn unshared(
-        &self,
-        rule: Rule,
-        status: StatusCode,
-        previous: Option<&StoredResponseToReplace>,
-    ) -> LoadResult {
+    pub(crate) fn unshared(&self, rule: Rule, status: StatusCode) -> LoadResult {
         // The rule may apply only because of this request's credentials, range or content coding.
         let is_about_request = self.load_request.demands.has_credentials()
             || (self.load_request.is_part() && rule == Rule::Status)
@@ -134,7 +123,7 @@ impl ResponseCommit {
             // With a marker, one client that a limiter or a firewall refuses would make all others load alone. And a stored response
             // can still be validated after a failure, or lead to its variants.
             Subject::Access | Subject::Other => {
-                status.is_server_error() && !is_unstorable(status) && previous.is_none()
+                status.is_server_error() && !is_unstorable(status) && self.previous.is_none()
             }
         };
         LoadResult::Uncacheable { unstored: self.unstored(status), mark }
@@ -159,12 +148,7 @@ impl ResponseCommit {
     }
 
     /// The response's variant, among those of its resource.
-    fn variant(
-        &self,
-        vary: &Vary,
-        head: &Parts,
-        previous: Option<&StoredResponseToReplace>,
-    ) -> Option<Box<VariantId>> {
+    fn variant(&self, vary: &Vary, head: &Parts) -> Option<Box<VariantId>> {
         let slot = self.load_request.variant.get();
         let names = match (vary, slot) {
             // A response that names fewer headers than the known variants is distinguished by all of the known
@@ -177,7 +161,7 @@ impl ResponseCommit {
         let variant =
             Variant::of(names, &self.load_request.headers, &head.headers, self.policy.http.normal());
         let known = slot.map(|slot| (&slot.names, slot.generation));
-        let previous = previous.and_then(|previous| previous.meta.variant.as_ref());
+        let previous = self.previous.as_ref().and_then(|previous| previous.meta.variant.as_ref());
         let known = known.or_else(|| previous.map(|variant| (&variant.names, variant.generation)));
         let generation = known.filter(|(known, _)| *known == names).map(|(_, generation)| generation);
         let generation = generation.unwrap_or_else(|| fastrand::u64(..));
@@ -206,7 +190,14 @@ impl ResponseCommit {
         result: LoadResult,
         release: impl FnOnce(&mut Self) + Send + 'static,
     ) -> LoadOutput {
+        // Its body is not needed during the commit.
+        self.previous = None;
         std::mem::take(&mut self.delivery).after_commit(result, move || release(&mut self))
+    }
+
+    /// Until when the stored response may be served instead of a failure status.
+    pub(crate) fn errors_until(&self) -> u64 {
+        self.previous.as_ref().map_or(u64::MAX, StoredResponseToReplace::errors_until)
     }
 
     /// Answers the client. One that has left does not stop the load.
@@ -215,11 +206,6 @@ impl ResponseCommit {
             let _ = client.send(answer);
         }
     }
-}
-
-/// Until when the stored response may be served instead of a failure status.
-pub(crate) fn errors_until(previous: Option<&StoredResponseToReplace>) -> u64 {
-    previous.map_or(u64::MAX, StoredResponseToReplace::errors_until)
 }
 
 /// Warns the operator: this resource is not protected at all.
@@ -250,24 +236,27 @@ fn too_old(state: &GuardState, load_request: &LoadRequest, age: Duration) {
 
 impl ResponseCommit {
     /// Shares a response: sends it to its own client at once, and to the others when it is complete.
-    pub(crate) async fn response(
-        mut self,
-        response: Response<UpstreamBody>,
-        previous: Option<&StoredResponseToReplace>,
-        until: Instant,
-    ) -> LoadOutput {
+    pub(crate) async fn response(mut self, response: Response<UpstreamBody>, until: Instant) -> LoadOutput {
         let (head, body) = response.into_parts();
         // An invalid length is not shared.
         let expected = content_length(&head.headers).ok().flatten();
-        let mut candidate = match self.candidate(&head, body.size(), previous) {
+        let mut candidate = match self.candidate(&head, body.size()) {
             Ok(candidate) => candidate,
-            Err(rule) => return self.refuse(rule, (head, body), expected, previous).await,
+            Err(rule) => return self.refuse(rule, head, body, expected).await,
         };
         let ends_with_head = ends_with_head(head.status, expected, &*body);
-        self.restrict(&mut candidate, is_replayable(head.status, ends_with_head)).await;
+        // Do not store a response that cannot be replayed, that other variants of the resource would hide, or for which there is no
+        // room.
+        if !is_replayable(head.status, ends_with_head) {
+            candidate.not_stored();
+        }
+        self.invalidate_if_names_changed(&mut candidate).await;
+        if !self.has_room(&candidate).await {
+            candidate.not_stored();
+        }
         let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
         if own.is_none() && ends_with_head && (body.has_ended() || has_no_content(status)) {
-            let result = self.store(candidate, (Bytes::new(), None), status, previous).await;
+            let result = self.store(candidate, Bytes::new(), None, status).await;
             let whole = Response::from_parts(head, GuardedBody::passed(body));
             return self.after_commit(result, move |commit| commit.answer(Some(whole), cache_status));
         }
@@ -301,7 +290,7 @@ impl ResponseCommit {
             teed
         })
         .await;
-        self.end(teed, unsent, candidate, (status, cache_status), previous).await
+        self.end(teed, unsent, candidate, status, cache_status).await
     }
 
     /// Handles the end of a response's body. `unsent` is the client's response, if its head waits for the commit.
@@ -310,12 +299,12 @@ impl ResponseCommit {
         teed: Teed,
         unsent: Option<Response<GuardedBody>>,
         candidate: StoreCandidate,
-        (status, cache_status): (StatusCode, CacheStatus),
-        previous: Option<&StoredResponseToReplace>,
+        status: StatusCode,
+        cache_status: CacheStatus,
     ) -> LoadOutput {
         match teed {
             Teed::Whole { body, trailers, finish } => {
-                let result = self.store(candidate, (body, trailers), status, previous).await;
+                let result = self.store(candidate, body, trailers, status).await;
                 self.after_commit(result, move |commit| {
                     // Release the end first: as soon as the client's task has the head, it writes all available data.
                     finish.release();
@@ -325,18 +314,18 @@ impl ResponseCommit {
             Teed::TooBig { length } => {
                 too_big(&self.state, &self.load_request, &self.policy, length);
                 self.answer(unsent, CacheStatus::unstored(self.fwd, Some(Rule::TooBig.token())));
-                std::mem::take(&mut self.side_commit).leave().await;
-                self.unshared(Rule::TooBig, status, previous).into()
+                self.side_commit.leave().await;
+                self.unshared(Rule::TooBig, status).into()
             }
             Teed::TooSlow => {
                 self.answer(unsent, CacheStatus::unstored(self.fwd, Some("not-stored")));
                 self.side_commit.leave().await;
                 // A body without an end yet counts as a load that takes too long.
-                let unstored = Unstored::Failure { before: errors_until(previous) };
+                let unstored = Unstored::Failure { before: self.errors_until() };
                 LoadResult::Uncacheable { unstored, mark: true }.into()
             }
             Teed::Broken { text, finish } => {
-                std::mem::take(&mut self.side_commit).leave().await;
+                self.side_commit.leave().await;
                 // Release after the commit: the client may ask again as soon as it has the error.
                 self.after_commit(LoadResult::failed(Failure::with_text(text)), move |commit| {
                     commit.answer(unsent, cache_status);
@@ -350,21 +339,21 @@ impl ResponseCommit {
     async fn refuse(
         mut self,
         rule: Rule,
-        (head, body): (Parts, UpstreamBody),
+        head: Parts,
+        body: UpstreamBody,
         expected: Option<u64>,
-        previous: Option<&StoredResponseToReplace>,
     ) -> LoadOutput {
         if rule == Rule::TooBig {
             let length = least_length(expected, &body.size());
             too_big(&self.state, &self.load_request, &self.policy, length);
         }
-        let result = self.unshared(rule, head.status, previous);
+        let result = self.unshared(rule, head.status);
         if matches!(result, LoadResult::Uncacheable { .. }) {
             // The waiters load for themselves before the client gets its response: the client's next request, which may come before
             // the resource is marked, must not join this flight.
             self.delivery.refuse_waiters();
         }
-        std::mem::take(&mut self.side_commit).leave().await;
+        self.side_commit.leave().await;
         let own = match self.own(&head) {
             Some(own) => Response::from_parts(own, GuardedBody::default()),
             None => Response::from_parts(head, GuardedBody::passed(body)),
@@ -373,28 +362,17 @@ impl ResponseCommit {
         result.into()
     }
 
-    /// Does not store a response that cannot be replayed, that other variants of the resource would hide, or for which there is no room.
-    /// (Mutable, as are the methods that it awaits: a shared reference would have to be `Sync`, which the withheld end is not.)
-    async fn restrict(&mut self, candidate: &mut StoreCandidate, is_replayable: bool) {
-        if !is_replayable {
-            candidate.not_stored();
-        }
-        self.invalidate_if_names_changed(candidate).await;
-        if !self.has_room(candidate).await {
-            candidate.not_stored();
-        }
-    }
-
     /// The result of a complete response, which a side commit stores under its own key.
     async fn store(
         &mut self,
         candidate: StoreCandidate,
-        (body, trailers): (Bytes, Option<HeaderMap>),
+        body: Bytes,
+        trailers: Option<HeaderMap>,
         status: StatusCode,
-        previous: Option<&StoredResponseToReplace>,
     ) -> LoadResult {
+        let previous = self.previous.as_ref();
         let result = candidate.finish(body, trailers, previous, self.unstored(status), &self.policy);
-        std::mem::take(&mut self.side_commit).store(result, is_failure(status)).await
+        self.side_commit.store(result, is_failure(status)).await
     }
 
     /// Sends the response to its own client, unless that was done before.
@@ -405,7 +383,8 @@ impl ResponseCommit {
         }
     }
 
-    /// Whether the limit of variants allows this one to be stored (A5).
+    /// Whether the limit of variants allows this one to be stored (A5). (Mutable: a shared reference would have to be `Sync` across
+    /// the `await`, which the withheld end is not.)
     async fn has_room(&mut self, candidate: &StoreCandidate) -> bool {
         let (Some(variant), true) = (candidate.variant(), self.load_request.variant.get().is_some()) else {
             return true;
@@ -501,6 +480,11 @@ impl LoadRequest {
 
     pub(super) fn state(&self) -> MutexGuard<'_, LoadState> {
         lock(&self.state)
+    }
+
+    /// The key of its resource or variant.
+    pub(crate) fn key(&self) -> &Key {
+        self.variant.get().map_or(&self.resource, |slot| &slot.key)
     }
 
     /// Whether a part is loaded.

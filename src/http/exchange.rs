@@ -22,8 +22,8 @@ use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Response, StatusCode};
 
 use super::answer::{
-    CacheStatus, LookUpKey, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, load_failed,
-    own_answer, set_cache_status, set_forwarded_status, write_key, write_stand_in,
+    CacheStatus, Replay, ResponseReader, StandIn, StoredAnswer, VariantSlot, failed_answer,
+    set_forwarded_status, write_key, write_stand_in,
 };
 use super::body::GuardedBody;
 use super::candidate::StoredResponseToReplace;
@@ -32,7 +32,6 @@ use super::load::loader;
 use super::tee::has_no_content;
 use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamBody, UpstreamRequest};
 use crate::error::{Error, ErrorKind, Failure};
-use crate::guard::load::Times;
 use crate::guard::{Current, StampedeGuard};
 use crate::http_rules::conditional::remove_conditions;
 use crate::http_rules::key::{matched_route, sent_target};
@@ -42,9 +41,8 @@ use crate::http_rules::vary::Fingerprint;
 use crate::http_rules::{Rule, request_settings};
 use crate::key::Key;
 use crate::loader::{LoadScope, Loader, OwnAnswer};
-use crate::observe;
-use crate::observe::{LogEveryMinute, Outcome, log};
-use crate::policy::{Encoded, OnStoreDown, Policy};
+use crate::observe::{self, LogEveryMinute, Outcome, log};
+use crate::policy::{Encoded, OnStoreDown};
 use crate::read_through::call::{Call, CallState, LookUpState};
 use crate::read_through::look_up::{Lookup, hit_at_once_by_key, look, peek};
 use crate::read_through::miss::MissOutcome;
@@ -194,7 +192,7 @@ impl LookUp {
                 demands: &self.demands,
                 headers: head.headers(),
                 http: &policy.http,
-                at: LookUpKey::Resource(&self.key),
+                resource: Some(&self.key),
                 status: CacheStatus::hit,
             };
             if self.may_load {
@@ -211,7 +209,7 @@ impl LookUp {
                     Ok(Some(StoredAnswer::Elsewhere(elsewhere))) if slot.is_none() => slot = Some(elsewhere),
                     found => return self.after_peek(found, head),
                 }
-                wants.at = LookUpKey::Variant;
+                wants.resource = None;
             }
         };
         PrecompiledFuture { future, poll: Future::poll }
@@ -261,9 +259,7 @@ impl LookUp {
             _ if demands.directives.only_if_cached => {
                 guard.count_answer(key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
-                let mut response = own_answer(StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text);
-                set_cache_status(&mut response, &policy.http, Outcome::Failed, Times::default());
-                response
+                failed_answer(&policy.http, StatusCode::GATEWAY_TIMEOUT, "only-if-cached", text)
             }
             Ok(_) | Err(_) => return ControlFlow::Continue(Unanswered::Head),
         };
@@ -347,22 +343,18 @@ impl UpstreamRequest {
         let load_request = LoadRequest::new(demands, self.head.headers().clone(), key.clone());
         let (loader, own) = loader(self, state, policy, &load_request);
         let mut handler = MissHandler { guard, load_request: &load_request, own };
-        let (slot, loader) = match handler.answer(LookUpKey::Resource(key), key, lookup, loader).await {
+        let (slot, loader) = match handler.answer(lookup, loader).await {
             ControlFlow::Break(answered) => return answered,
             ControlFlow::Continue(elsewhere) => elsewhere,
         };
-        let key = slot.key.clone();
         // Cannot fail: no other code sets it.
         let _ = load_request.variant.set(*slot);
-        let lookup =
-            look(Call { state, policy, key: &key }, &handler.wants(LookUpKey::Variant, CacheStatus::hit))
-                .await;
-        match handler.answer(LookUpKey::Variant, &key, lookup, loader).await {
+        let call = Call { state, policy, key: load_request.key() };
+        let lookup = look(call, &handler.wants(CacheStatus::hit)).await;
+        match handler.answer(lookup, loader).await {
             ControlFlow::Break(answered) => answered,
             // A variant's key leads to no other key.
-            ControlFlow::Continue((_, loader)) => {
-                handler.alone(&key, loader, CacheStatus::miss("vary")).await
-            }
+            ControlFlow::Continue((_, loader)) => handler.alone(loader, CacheStatus::miss("vary")).await,
         }
     }
 
@@ -384,7 +376,12 @@ impl UpstreamRequest {
             let served = StoredResponseToReplace::of(served.clone(), now)?;
             // Meanwhile another variant may have been stored under this key.
             let is_own = served.meta.is_for(&headers, normal) && served.meta.part.is_none();
-            is_own.then(|| is_same(policy, &served, loaded)).flatten()
+            let (status, body) = loaded;
+            if !is_own || served.response.status != *status {
+                return is_own.then_some(false);
+            }
+            let bodies = [&served.response.body, body];
+            policy.audit.is_same(bodies.map(|payload| Encoded { encoding: Encoding::JSON, payload }))
         });
     }
 
@@ -413,8 +410,7 @@ fn hit_at_once(
         return None;
     }
     let (headers, http) = (head.headers(), &policy.http);
-    let (at, status) = (LookUpKey::Resource(key), CacheStatus::hit as fn(u64) -> CacheStatus);
-    let wants = ResponseReader { demands, headers, http, at, status };
+    let wants = ResponseReader { demands, headers, http, resource: Some(key), status: CacheStatus::hit };
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
         StoredAnswer::Response(replay) => {
             guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
@@ -469,28 +465,24 @@ struct MissHandler<'a> {
 }
 
 impl<'a> MissHandler<'a> {
-    fn wants<'w>(&self, at: LookUpKey<'w>, status: fn(u64) -> CacheStatus) -> ResponseReader<'w>
-    where
-        'a: 'w,
-    {
-        let LoadRequest { demands, headers, .. } = &**self.load_request;
-        let (_, policy) = self.guard.parts();
-        ResponseReader { demands, headers, http: &policy.http, at, status }
+    fn wants(&self, status: fn(u64) -> CacheStatus) -> ResponseReader<'a> {
+        let LoadRequest { demands, headers, resource, variant, .. } = &**self.load_request;
+        let resource = Some(resource).filter(|_| variant.get().is_none());
+        ResponseReader { demands, headers, http: &self.guard.parts().1.http, resource, status }
     }
 
     /// Steps 3 to 8 at one key. Goes on with its loader at another key if the stored response is another variant than this request's.
     async fn answer(
         &mut self,
-        at: LookUpKey<'_>,
-        key: &Key,
         lookup: Lookup<'_, StoredAnswer>,
         loader: Loader,
     ) -> ControlFlow<ClientAnswer, (Box<VariantSlot>, Loader)> {
+        let key = self.load_request.key();
         let (found, outcome, loader) = match lookup {
             Lookup::Hit { value, stale, refresh } => self.hit(value, stale, refresh, loader),
             Lookup::LocalHit(value) => (value, Outcome::LocalHit, Some(loader)),
             Lookup::Failed(failure) => return ControlFlow::Break(Ok(failed(self.guard, key, failure))),
-            Lookup::Miss(caller) => self.miss(at, key, caller, loader).await?,
+            Lookup::Miss(caller) => self.miss(caller, loader).await?,
         };
         ControlFlow::Break(match (found, loader) {
             (StoredAnswer::Response(replay), _) => {
@@ -503,7 +495,7 @@ impl<'a> MissHandler<'a> {
             }
             (StoredAnswer::Elsewhere(slot), Some(loader)) => return ControlFlow::Continue((slot, loader)),
             (StoredAnswer::NotForThis, Some(loader)) => {
-                self.alone(key, loader, CacheStatus::bypass("credentials")).await
+                self.alone(loader, CacheStatus::bypass("credentials")).await
             }
             // The loader was used by the flight, and its result does not suit this request.
             (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => match self.own.take() {
@@ -541,16 +533,28 @@ impl<'a> MissHandler<'a> {
     /// What a flight has for this request, and the loader if the flight has not used it; or the answer of this request's own load.
     async fn miss(
         &mut self,
-        at: LookUpKey<'_>,
-        key: &Key,
         caller: CallState<'_>,
         loader: Loader,
     ) -> ControlFlow<ClientAnswer, (StoredAnswer, Outcome, Option<Loader>)> {
-        let credentials_key = self.load_request.demands.has_credentials().then(|| key.derived("~a"));
-        let Some(caller) = self.caller(at, key, credentials_key.as_ref(), caller).await else {
-            return ControlFlow::Break(self.alone(key, loader, CacheStatus::miss("credentials")).await);
+        let (demands, key) = (&self.load_request.demands, self.load_request.key());
+        let credentials_key = key.derived("~a");
+        let caller = if demands.ranged {
+            // Each request wants another part, so none waits for another's load.
+            caller.unattended()
+        } else if demands.has_credentials() {
+            // Coalesce with other requests that have credentials, under a separate key: their response may not be
+            // shareable. Leave the flight of the resource: callers behind this one must not wait for it.
+            let call = Call { key: &credentials_key, ..caller.call };
+            drop(caller);
+            self.load_request.state().stored_at = Some(key.clone());
+            let Lookup::Miss(caller) = look(call, &self.wants(CacheStatus::collapsed)).await else {
+                return ControlFlow::Break(self.alone(loader, CacheStatus::miss("credentials")).await);
+            };
+            caller
+        } else {
+            caller
         };
-        ControlFlow::Break(match self.load(at, caller, loader).await {
+        ControlFlow::Break(match self.load(caller, loader).await {
             MissOutcome::Coalesced(found, loader) => {
                 return ControlFlow::Continue((found, Outcome::Coalesced, Some(loader)));
             }
@@ -562,45 +566,20 @@ impl<'a> MissHandler<'a> {
                 answer
             }
             MissOutcome::Failed(failure) => Ok(failed(self.guard, key, failure)),
-            MissOutcome::Alone(loader) => self.alone(key, loader, CacheStatus::miss("uncoordinated")).await,
+            MissOutcome::Alone(loader) => self.alone(loader, CacheStatus::miss("uncoordinated")).await,
         })
-    }
-
-    /// The caller for which the request waits or loads after a miss; `None` if the request must load alone.
-    async fn caller<'c>(
-        &self,
-        at: LookUpKey<'_>,
-        key: &Key,
-        credentials_key: Option<&'c Key>,
-        caller: CallState<'c>,
-    ) -> Option<CallState<'c>> {
-        if self.load_request.demands.ranged {
-            // Each request wants another part, so none waits for another's load.
-            return Some(caller.unattended());
-        }
-        let Some(credentials_key) = credentials_key else { return Some(caller) };
-        // Coalesce with other requests that have credentials, under a separate key: their response may not be
-        // shareable. Leave the flight of the resource: callers behind this one must not wait for it.
-        let call = Call { key: credentials_key, ..caller.call };
-        drop(caller);
-        self.load_request.state().stored_at = Some(key.clone());
-        match look(call, &self.wants(at, CacheStatus::collapsed)).await {
-            Lookup::Miss(caller) => Some(caller),
-            _ => None,
-        }
     }
 
     /// Steps 3 to 8 if nothing usable is stored.
     async fn load(
         &mut self,
-        at: LookUpKey<'_>,
         caller: CallState<'_>,
         loader: Loader,
     ) -> MissOutcome<StoredAnswer, ClientAnswer> {
         if caller.look_up != LookUpState::Answered {
             self.load_request.state().purpose = Purpose::AnswerUnread;
         }
-        let wants = self.wants(at, CacheStatus::collapsed);
+        let wants = self.wants(CacheStatus::collapsed);
         let mut loaded = caller.load(&wants, loader, &mut self.own).await;
         if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
             // If its loader was not used, the request waited for another request's load.
@@ -619,8 +598,8 @@ impl<'a> MissHandler<'a> {
     }
 
     /// Forwards this request for its own client only.
-    async fn alone(&mut self, key: &Key, loader: Loader, status: CacheStatus) -> ClientAnswer {
-        let (state, policy) = self.guard.parts();
+    async fn alone(&mut self, loader: Loader, status: CacheStatus) -> ClientAnswer {
+        let ((state, policy), key) = (self.guard.parts(), self.load_request.key());
         let answer = match run_alone(Call { state, policy, key }, loader, &mut self.own).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(failure)) => return Ok(failed(self.guard, key, failure)),
@@ -643,34 +622,19 @@ fn failed(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<Guarde
                             wait_timeout; a request that bypasses the guard, such as one with a cookie, has no such bound\n";
     const OVERLOADED: &str = "too many other resources are being loaded\n";
     const DOWN: &str = "the cache in front of this resource is unavailable\n";
-    let mut response = match failure {
-        Failure::Loader { .. } => load_failed(),
-        Failure::Panicked(_) => own_answer(StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
-        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => load_failed(),
-        Failure::Guard(error) if error.is_timeout() => {
-            own_answer(StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG)
+    let (status, detail, text) = match failure {
+        Failure::Loader { .. } => (StatusCode::BAD_GATEWAY, "load-failed", FAILED),
+        Failure::Panicked(_) => (StatusCode::BAD_GATEWAY, "load-panicked", FAILED),
+        Failure::Guard(error) if error.kind() == ErrorKind::Vanished => {
+            (StatusCode::BAD_GATEWAY, "load-failed", FAILED)
         }
+        Failure::Guard(error) if error.is_timeout() => (StatusCode::GATEWAY_TIMEOUT, "timeout", TOO_LONG),
         Failure::Guard(error) if error.kind() == ErrorKind::Overloaded => {
-            own_answer(StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
+            (StatusCode::SERVICE_UNAVAILABLE, "overloaded", OVERLOADED)
         }
-        Failure::Guard(_) => own_answer(StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
+        Failure::Guard(_) => (StatusCode::SERVICE_UNAVAILABLE, "store-down", DOWN),
     };
-    set_cache_status(&mut response, &guard.parts().1.http, Outcome::Failed, Times::default());
-    response
-}
-
-/// Whether an audit finds the response that is served: its status and its body.
-fn is_same(
-    policy: &Policy,
-    served: &StoredResponseToReplace,
-    (status, body): &(StatusCode, Bytes),
-) -> Option<bool> {
-    if served.response.status != *status {
-        return Some(false);
-    }
-    let bodies = [&served.response.body, body];
-    let json = bodies.map(|payload| Encoded { encoding: Encoding::JSON, payload });
-    policy.audit.is_same(json)
+    failed_answer(&guard.parts().1.http, status, detail, text)
 }
 
 /// The whole body, if it is not longer than `max_body`.

@@ -325,14 +325,11 @@ fn refuse_unseen(client: &impl fmt::Debug) -> Result<(), Error> {
         return Ok(());
     };
     let added = if head.contains("cookie_store: true") {
-        "cookies of its cookie store".to_owned()
+        Some("cookies of its cookie store".to_owned())
     } else {
-        match all_but_harmless(headers) {
-            AddedHeaders::None => return Ok(()),
-            AddedHeaders::First(name) => format!("the default header {name}"),
-            AddedHeaders::Unknown => "default headers".to_owned(),
-        }
+        all_but_harmless(headers)
     };
+    let Some(added) = added else { return Ok(()) };
     let text = format!(
         "the reqwest client adds {added} to requests behind the guard, which then gives responses of one user to another: build \
          the client without, and put the header on requests before they reach the guard, by \
@@ -341,25 +338,19 @@ fn refuse_unseen(client: &impl fmt::Debug) -> Result<(), Error> {
     Err(Error::new(ErrorKind::InvalidPolicy, text))
 }
 
-enum AddedHeaders<'a> {
-    None,
-    First(&'a str),
-    /// The text cannot be parsed: a backslash at the end of a value looks like one that escapes the quote.
-    Unknown,
-}
-
 /// The first header of a map, as `Debug` prints it, that responses may depend on: all but `User-Agent` and `Accept: */*`.
-fn all_but_harmless(mut printed_map: &str) -> AddedHeaders<'_> {
+fn all_but_harmless(mut printed_map: &str) -> Option<String> {
     loop {
         if printed_map.starts_with('}') {
-            return AddedHeaders::None;
+            return None;
         }
         let field = printed(printed_map)
             .and_then(|(name, rest)| Some((name.trim_matches('"'), printed(rest.strip_prefix(": ")?)?)));
-        let Some((name, (value, rest))) = field else { return AddedHeaders::Unknown };
+        // A backslash at the end of a value looks like one that escapes the quote.
+        let Some((name, (value, rest))) = field else { return Some("default headers".to_owned()) };
         // `Accept: */*` means the same as none (RFC 9110, 12.5.1).
         if name != "user-agent" && (name, value) != ("accept", "\"*/*\"") {
-            return AddedHeaders::First(name);
+            return Some(format!("the default header {name}"));
         }
         printed_map = rest.strip_prefix(", ").unwrap_or(rest);
     }

@@ -15,15 +15,11 @@ use crate::key::Key;
 use crate::loader::LoadResult;
 use crate::observe::GuardCount;
 use crate::policy::Policy;
-use crate::read_through::acquire::contend;
-use crate::read_through::acquire::{AcquireOutcome, AcquireRequest};
+use crate::read_through::acquire::{AcquireOutcome, AcquireRequest, contend};
 use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::StoredEntry;
-use crate::value::entry::Packed;
-use crate::value::entry::{Encoding, Entry, EntryKind};
-use crate::value::entry::{Lifetimes, Unstored};
-use crate::value::entry::{TagId, TagList};
+use crate::value::entry::{Encoding, Entry, EntryKind, Lifetimes, Packed, TagId, TagList, Unstored};
 
 /// Whether a response may be stored under another key than that of its flight.
 #[derive(Default)]
@@ -70,8 +66,8 @@ impl SideCommit {
     /// Stores the response if it is allowed. The result shares it with the waiters of its own flight only if the
     /// lease proves that no invalidation intervened: a waiter may have come after an invalidation that this flight
     /// does not see. A failure is always shared.
-    pub(crate) async fn store(self, result: LoadResult, is_failure: bool) -> LoadResult {
-        match (self, result) {
+    pub(crate) async fn store(&mut self, result: LoadResult, is_failure: bool) -> LoadResult {
+        match (std::mem::take(self), result) {
             (Self::No, result) => result,
             (Self::Granted(granted), LoadResult::Value { encoding, payload, packed, lifetimes, .. }) => {
                 let stored = granted.store(encoding, (payload.clone(), packed), lifetimes).await;
@@ -80,7 +76,7 @@ impl SideCommit {
             (Self::Refused, LoadResult::Value { encoding, payload, .. }) => {
                 unstored(encoding, payload, is_failure)
             }
-            (side_commit, result) => {
+            (mut side_commit, result) => {
                 side_commit.leave().await;
                 result
             }
@@ -88,8 +84,8 @@ impl SideCommit {
     }
 
     /// Stores nothing, and releases the lease for another load.
-    pub(crate) async fn leave(self) {
-        if let Self::Granted(granted) = self
+    pub(crate) async fn leave(&mut self) {
+        if let Self::Granted(granted) = std::mem::take(self)
             && let Some(lease) = granted.lease.take().await
         {
             lease.hand_over(0).await;
@@ -171,18 +167,11 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
         return LoadResult::says_nothing();
     }
-    let (lifetimes, validator, tags) = (Lifetimes::default(), Bytes::new(), Vec::new());
-    LoadResult::Value {
-        encoding,
-        payload,
-        packed: Packed::default(),
-        lifetimes,
-        validator,
-        tags,
-        status_only: None,
-        // No entry is stored under the key of this flight.
-        unstored: Unstored::SaysNothing,
-    }
+    let (packed, lifetimes, validator, tags) =
+        (Packed::default(), Lifetimes::default(), Bytes::new(), Vec::new());
+    // No entry is stored under the key of this flight.
+    let (status_only, unstored) = (None, Unstored::SaysNothing);
+    LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
 }
 
 /// Acquires the lease of a key if it is free, for a caller that stores an entry without a flight. A commit under this lease

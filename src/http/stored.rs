@@ -23,9 +23,8 @@ use http::response::Parts;
 use http::{StatusCode, Version};
 
 use crate::http_rules::conditional::Part;
-use crate::http_rules::fields::{is_hop_by_hop, say_length_once, storable};
+use crate::http_rules::fields::{exact_number, is_hop_by_hop, say_length_once, storable};
 use crate::http_rules::freshness::{ReuseTerms, StaleWindows};
-use crate::http_rules::response::StoreDecision;
 use crate::http_rules::vary::{Fingerprint, Names, Normalization, Variant};
 use crate::value::entry::{Encoding, Entry, EntryKind, ms};
 
@@ -316,13 +315,7 @@ pub(crate) fn are_sound_trailers(trailers: &HeaderMap) -> bool {
 /// RFC 9112, 6.3: another length would desynchronize the messages of the connection. RFC 9110, 6.5.1: trailers have
 /// no `Content-Length`.
 fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
-    let number = |digits: &[u8]| {
-        digits.iter().try_fold(0_u64, |sum, &digit| {
-            let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
-            sum.checked_mul(10)?.checked_add(digit)
-        })
-    };
-    let is_length = |member: &[u8]| !member.is_empty() && number(member) == length;
+    let is_length = |member: &[u8]| exact_number(member) == length;
     let line = value.as_bytes();
     // There is almost always one member, so compare the whole line before splitting it.
     length.is_some()
@@ -434,11 +427,6 @@ pub(crate) struct VariantId {
 }
 
 impl ResponseMeta {
-    /// For a response that is stored at this age.
-    pub(crate) fn new(storing: &StoreDecision, age: Duration, variant: Option<Box<VariantId>>) -> Self {
-        Self { terms: storing.terms, age, part: None, variant }
-    }
-
     /// For a response that is shared with waiters at this age, and not stored.
     pub(crate) fn shared_only(says_shared: bool, age: Duration, variant: Option<Box<VariantId>>) -> Self {
         let terms = ReuseTerms {
@@ -472,7 +460,7 @@ impl ResponseMeta {
     }
 
     /// Writes the metadata, before the bytes of the response.
-    pub(crate) fn encode(&self, out: &mut BytesMut) -> Option<()> {
+    fn encode(&self, out: &mut BytesMut) -> Option<()> {
         let start = out.len();
         let ReuseTerms { lifetime, stale, revalidate_always, immutable, says_shared } = self.terms;
         let language = self.variant.as_ref().and_then(|variant| variant.variant.language.as_ref());
@@ -578,8 +566,7 @@ impl<'a> MetaFields<'a> {
     fn part(&mut self) -> Option<Part> {
         let (first, last, complete) = (self.u64()?, self.u64()?, self.u64()?);
         let complete = Some(complete).filter(|&complete| complete != u64::MAX);
-        let sound = first <= last && complete.is_none_or(|complete| last < complete);
-        sound.then_some(Part { first, last, complete })
+        Part::new(first, last, complete)
     }
 
     fn variant(&mut self, has_language: bool) -> Option<Box<VariantId>> {

@@ -5,7 +5,6 @@
 //! load. So the end is withheld until the caller has committed and releases it. With a known length the end is the byte
 //! that completes it. Otherwise it is the end of the body: only that event shows a client that the body is complete.
 
-use std::fmt;
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
@@ -46,14 +45,11 @@ pub(super) enum Teed {
 /// commit failed or panicked.
 pub(crate) struct Finish {
     /// Only `drop` takes it.
-    end: Option<(StreamSender, Bytes, WithheldEnd)>,
+    end: Option<WithheldEnd>,
 }
 
-/// The end that follows the withheld bytes.
-enum WithheldEnd {
-    Whole(Option<Box<HeaderMap>>),
-    Failed(BoxError),
-}
+/// The withheld bytes, and the end that follows them: trailers, or an error.
+type WithheldEnd = (StreamSender, Bytes, Result<Option<Box<HeaderMap>>, BoxError>);
 
 impl Finish {
     pub(crate) fn release(self) {
@@ -64,8 +60,8 @@ impl Finish {
 impl Drop for Finish {
     fn drop(&mut self) {
         match self.end.take() {
-            Some((client, withheld, WithheldEnd::Whole(trailers))) => client.last(withheld, trailers),
-            Some((client, withheld, WithheldEnd::Failed(error))) => {
+            Some((client, withheld, Ok(trailers))) => client.last(withheld, trailers),
+            Some((client, withheld, Err(error))) => {
                 client.data(withheld);
                 client.fail(error);
             }
@@ -102,24 +98,31 @@ pub(super) async fn tee(
         expected,
         ends_at,
         max_body: max_body as u64,
+        client,
     };
-    match read(body.as_mut(), pin!(sleep_until(until)), &mut buffer, &client).await {
+    match buffer.read(body.as_mut(), pin!(sleep_until(until))).await {
         ReadEnd::Whole => {
             let body = whole(buffer.chunks, buffer.length);
-            let end = WithheldEnd::Whole(buffer.trailers.clone().map(Box::new));
-            let finish = Finish { end: Some((client, buffer.withheld, end)) };
+            let end = Ok(buffer.trailers.clone().map(Box::new));
+            let finish = Finish { end: Some((buffer.client, buffer.withheld, end)) };
             Teed::Whole { body, trailers: buffer.trailers, finish }
         }
         ReadEnd::TooBig => {
             let length = buffer.length;
-            hand_over_rest(client, buffer, body, patience);
+            hand_over_rest(buffer, body, patience);
             Teed::TooBig { length }
         }
         ReadEnd::TooSlow => {
-            hand_over_rest(client, buffer, body, patience);
+            hand_over_rest(buffer, body, patience);
             Teed::TooSlow
         }
-        ReadEnd::Broken(error) => broken(client, buffer, error),
+        // The client receives the bytes and then the error, as without the guard. The bytes go at once and the error on
+        // release: a server that receives an error closes the connection, and loses the bytes that it has not written yet.
+        ReadEnd::Broken(error) => {
+            buffer.flush();
+            let text = error.to_string();
+            Teed::Broken { text, finish: Finish { end: Some((buffer.client, buffer.withheld, Err(error))) } }
+        }
     }
 }
 
@@ -131,32 +134,9 @@ enum ReadEnd {
     Broken(BoxError),
 }
 
-impl From<Malformed> for ReadEnd {
-    fn from(malformed: Malformed) -> Self {
-        Self::Broken(Box::new(malformed))
-    }
-}
-
-/// Buffers the body and passes it on, until it ends in one of these ways.
-async fn read(
-    mut body: Pin<&mut dyn InnerBody>,
-    mut deadline: Pin<&mut Sleep>,
-    buffer: &mut BufferedBody,
-    client: &StreamSender,
-) -> ReadEnd {
-    loop {
-        let frame = match next(body.as_mut(), deadline.as_mut(), buffer, client).await {
-            Some(Some(Ok(frame))) => frame,
-            Some(Some(Err(error))) => return ReadEnd::Broken(error),
-            Some(None) if buffer.is_too_short() => return Malformed::Length.into(),
-            Some(None) => return ReadEnd::Whole,
-            None => return ReadEnd::TooSlow,
-        };
-        if let Some(end) = buffer.add(frame, client) {
-            return end;
-        }
-    }
-}
+/// Why a body cannot be stored as its head describes it: incomplete, or longer than announced (RFC 9112, 8).
+const OTHER_LENGTH: &str = "the body is not as long as its content-length says";
+const AFTER_TRAILERS: &str = "the body goes on after its trailers";
 
 /// Whether a client that has the head has the whole response, so that the head has to wait for the commit.
 pub(super) fn ends_with_head(status: StatusCode, expected: Option<u64>, body: &dyn InnerBody) -> bool {
@@ -181,21 +161,47 @@ struct BufferedBody {
     /// end of the body: the last chunk, the end of the stream, or the close of the connection (RFC 9112, 6.3).
     ends_at: Option<u64>,
     max_body: u64,
+    client: StreamSender,
 }
 
 impl BufferedBody {
+    /// Buffers the body and passes it on, until it ends in one of these ways.
+    async fn read(&mut self, mut body: Pin<&mut dyn InnerBody>, mut deadline: Pin<&mut Sleep>) -> ReadEnd {
+        loop {
+            // Flush withheld data only if it must wait: so the client receives a slow body without delay, and a fast one in
+            // its original chunks.
+            let next = poll_fn(|cx| match body.as_mut().poll_bytes(cx) {
+                Poll::Ready(frame) => Poll::Ready(Some(frame)),
+                Poll::Pending => {
+                    self.flush();
+                    deadline.as_mut().poll(cx).map(|()| None)
+                }
+            });
+            let frame = match next.await {
+                Some(Some(Ok(frame))) => frame,
+                Some(Some(Err(error))) => return ReadEnd::Broken(error),
+                Some(None) if self.is_too_short() => return ReadEnd::Broken(OTHER_LENGTH.into()),
+                Some(None) => return ReadEnd::Whole,
+                None => return ReadEnd::TooSlow,
+            };
+            if let Some(end) = self.add(frame) {
+                return end;
+            }
+        }
+    }
+
     /// Adds a frame and passes it on. Returns the end of the reading, if it is this frame.
-    fn add(&mut self, frame: Frame<Bytes>, client: &StreamSender) -> Option<ReadEnd> {
+    fn add(&mut self, frame: Frame<Bytes>) -> Option<ReadEnd> {
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if self.trailers.is_some() {
-            return Some(Malformed::AfterTrailers.into());
+            return Some(ReadEnd::Broken(AFTER_TRAILERS.into()));
         }
         match frame.into_data().map_err(Frame::into_trailers) {
             Ok(mut data) => {
                 let is_too_long = self.cut(&mut data);
-                self.push(data, client);
+                self.push(data);
                 if is_too_long {
-                    return Some(Malformed::Length.into());
+                    return Some(ReadEnd::Broken(OTHER_LENGTH.into()));
                 }
                 let is_too_much = self.length > self.max_body || self.chunks.len() > MOST_CHUNKS;
                 is_too_much.then_some(ReadEnd::TooBig)
@@ -208,21 +214,21 @@ impl BufferedBody {
         }
     }
 
-    fn push(&mut self, data: Bytes, client: &StreamSender) {
+    fn push(&mut self, data: Bytes) {
         if data.is_empty() {
             return;
         }
         self.length += data.len() as u64;
         // There is more data, so the withheld chunk was not the end.
-        client.data(std::mem::replace(&mut self.withheld, data.clone()));
+        self.client.data(std::mem::replace(&mut self.withheld, data.clone()));
         self.chunks.push(data);
     }
 
     /// Sends everything except the byte that makes the response complete.
-    fn flush(&mut self, client: &StreamSender) {
+    fn flush(&mut self) {
         let is_complete = self.ends_at.is_some_and(|end| self.length >= end);
         let still_withheld = if is_complete { self.withheld.len().min(1) } else { 0 };
-        client.data(self.withheld.split_to(self.withheld.len() - still_withheld));
+        self.client.data(self.withheld.split_to(self.withheld.len() - still_withheld));
     }
 
     /// Cuts off data beyond the length in the head, which is no part of the response (RFC 9112, 6.3). Returns
@@ -239,33 +245,15 @@ impl BufferedBody {
     }
 }
 
-/// The next frame, as `poll_frame` returns it; the outer `None` after the deadline. Flushes withheld data only if it must wait: so the
-/// client receives a slow body without delay, and a fast one in its original chunks.
-async fn next(
-    mut body: Pin<&mut dyn InnerBody>,
-    mut deadline: Pin<&mut Sleep>,
-    buffer: &mut BufferedBody,
-    client: &StreamSender,
-) -> Option<Option<Result<Frame<Bytes>, BoxError>>> {
-    poll_fn(|cx| match body.as_mut().poll_bytes(cx) {
-        Poll::Ready(frame) => Poll::Ready(Some(frame)),
-        Poll::Pending => {
-            buffer.flush(client);
-            deadline.as_mut().poll(cx).map(|()| None)
-        }
-    })
-    .await
-}
-
 /// Hands the rest over to the client. If the body has other readers, or its trailers were received before its end, a
 /// task continues to read it instead.
-fn hand_over_rest(client: StreamSender, buffer: BufferedBody, rest: UpstreamBody, patience: Duration) {
-    if client.is_read_along() || buffer.trailers.is_some() {
+fn hand_over_rest(buffer: BufferedBody, rest: UpstreamBody, patience: Duration) {
+    if buffer.client.is_read_along() || buffer.trailers.is_some() {
         // The body belongs to the inner service, and its events to the request's span.
-        tokio::spawn(go_on(client, buffer, rest, patience).in_current_span());
+        tokio::spawn(go_on(buffer, rest, patience).in_current_span());
     } else {
-        client.data(buffer.withheld);
-        client.rest(rest);
+        buffer.client.data(buffer.withheld);
+        buffer.client.rest(rest);
     }
 }
 
@@ -273,19 +261,19 @@ fn hand_over_rest(client: StreamSender, buffer: BufferedBody, rest: UpstreamBody
 /// for `patience`, the rest goes to its own client alone, which may wait longer.
 ///
 /// The body's length was announced and is within `max_body`; [`ChunkMerger`] bounds the memory beside its content.
-async fn go_on(client: StreamSender, mut buffer: BufferedBody, mut body: UpstreamBody, patience: Duration) {
-    client.data(std::mem::take(&mut buffer.withheld));
+async fn go_on(mut buffer: BufferedBody, mut body: UpstreamBody, patience: Duration) {
+    buffer.client.data(std::mem::take(&mut buffer.withheld));
     // The readers have these chunks already.
     let mut pieces =
         ChunkMerger { passed: std::mem::take(&mut buffer.chunks).len(), gathered: BytesMut::new() };
     let error: BoxError = loop {
-        if client.is_left() {
+        if buffer.client.is_left() {
             return;
         }
         let next = timeout(patience, poll_fn(|cx| body.as_mut().poll_bytes(cx))).await;
         let Ok(frame) = next else {
-            client.data(pieces.rest());
-            return client.rest(body);
+            buffer.client.data(pieces.rest());
+            return buffer.client.rest(body);
         };
         let mut data = match frame {
             Some(Ok(frame)) => match frame.into_data().map_err(Frame::into_trailers) {
@@ -296,20 +284,20 @@ async fn go_on(client: StreamSender, mut buffer: BufferedBody, mut body: Upstrea
                 }
             },
             Some(Err(error)) => break error,
-            None if buffer.is_too_short() => break Box::new(Malformed::Length),
-            None => return client.last(pieces.rest(), buffer.trailers.map(Box::new)),
+            None if buffer.is_too_short() => break OTHER_LENGTH.into(),
+            None => return buffer.client.last(pieces.rest(), buffer.trailers.map(Box::new)),
         };
         let is_too_long = buffer.cut(&mut data);
         buffer.length += data.len() as u64;
         if let Some(piece) = pieces.next(data) {
-            client.data(piece);
+            buffer.client.data(piece);
         }
         if is_too_long {
-            break Box::new(Malformed::Length);
+            break OTHER_LENGTH.into();
         }
     };
-    client.data(pieces.rest());
-    client.fail(error);
+    buffer.client.data(pieces.rest());
+    buffer.client.fail(error);
 }
 
 /// Passes the first chunks on unchanged, and joins small ones after [`MOST_CHUNKS`].
@@ -333,17 +321,6 @@ impl ChunkMerger {
     }
 }
 
-/// Sends the received bytes and then the error, as the client would have received them without the guard.
-///
-/// The bytes go at once and the error on release: a server that receives an error closes the connection, and loses the
-/// bytes that it has not written yet.
-fn broken(client: StreamSender, mut buffer: BufferedBody, error: BoxError) -> Teed {
-    buffer.flush(&client);
-    let text = error.to_string();
-    let finish = Finish { end: Some((client, buffer.withheld, WithheldEnd::Failed(error))) };
-    Teed::Broken { text, finish }
-}
-
 /// A single chunk is the body; several are copied together, once.
 fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     if chunks.len() == 1 {
@@ -356,25 +333,6 @@ fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     }
     body.freeze()
 }
-
-/// Why a body cannot be stored as its head describes it.
-#[derive(Clone, Copy, Debug)]
-enum Malformed {
-    /// RFC 9112, 8: incomplete, or longer than announced.
-    Length,
-    AfterTrailers,
-}
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Length => "the body is not as long as its content-length says",
-            Self::AfterTrailers => "the body goes on after its trailers",
-        })
-    }
-}
-
-impl std::error::Error for Malformed {}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Method, Response, StatusCode, Uri};
+use http::response::Parts;
+use http::{Method, Response, StatusCode, Uri};
 use http_body::SizeHint;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -29,8 +30,7 @@ use crate::guard::invalidation::Invalidation;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::conditional::{HeadUpdate, freshened, head_update};
-use crate::http_rules::invalidation::ChangedResources;
-use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider_post};
+use crate::http_rules::request::{ChangedResources, ConsideredRequest, RequestDemands, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
 use crate::http_rules::vary::Vary;
@@ -60,7 +60,7 @@ impl UpstreamRequest {
             send_invalidation(&guard, of_keys(&guard, changed.keys(response.status(), response.headers())))
                 .await;
         }
-        let status = CacheStatus::unstored(Fwd::Method, None);
+        let status = CacheStatus::unstored(Fwd::METHOD, None);
         set_forwarded_status(&mut response, &policy.http, Outcome::Bypassed, status);
         Ok(response)
     }
@@ -88,9 +88,10 @@ impl UpstreamRequest {
             load_request,
             state: Arc::clone(state),
             side_commit: SideCommit::Refused,
+            previous: None,
             method: Method::POST,
             target: Some(target),
-            fwd: Fwd::Method,
+            fwd: Fwd::METHOD,
             delay: sent_at.elapsed(),
             now: SystemTime::now(),
             client: Some(client),
@@ -98,7 +99,7 @@ impl UpstreamRequest {
         };
         let (head, body) = response.into_parts();
         send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
-        let candidate = commit.candidate(&head, body.size(), None);
+        let candidate = commit.candidate(&head, body.size());
         let is_stored = matches!(candidate, Ok(candidate) if candidate.is_stored());
         let until = sent_at + policy.load_timeout;
         let running = state.tasks.enter();
@@ -107,7 +108,7 @@ impl UpstreamRequest {
             if is_stored && !commit.state.is_closed() {
                 commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, None).await;
             }
-            commit.response(Response::from_parts(head, body), None, until).await.settle();
+            commit.response(Response::from_parts(head, body), until).await.settle();
             drop(running);
         };
         // The task reads the body, and events of the body belong to the request's span.
@@ -127,13 +128,11 @@ impl UpstreamRequest {
         let stored = stored_for_head(guard, key).await;
         guard.count_pass();
         let sent_at = Instant::now();
-        let response = self.send().await?;
+        let (head, body) = self.send().await?.into_parts();
         if let Some(stored) = stored {
-            let do_not_store = response.extensions().get::<DoNotStore>().is_some();
-            let head = (response.status(), response.headers());
-            update_by_head(guard, key.clone(), &demands, stored, head, do_not_store, sent_at).await;
+            update_by_head(guard, key.clone(), &demands, stored, &head, sent_at).await;
         }
-        let mut response = response.map(GuardedBody::passed);
+        let mut response = Response::from_parts(head, GuardedBody::passed(body));
         let status = CacheStatus::miss("head");
         set_forwarded_status(&mut response, &guard.parts().1.http, Outcome::Bypassed, status);
         Ok(response)
@@ -162,12 +161,13 @@ async fn update_by_head(
     key: Key,
     demands: &RequestDemands,
     (seen, stored): (Arc<StoredEntry>, StoredResponseToReplace),
-    (status, headers): (StatusCode, &HeaderMap),
-    do_not_store: bool,
+    head: &Parts,
     sent_at: Instant,
 ) {
     let (state, policy) = guard.parts();
     let (now, rules) = (SystemTime::now(), ResponseRules::of(policy));
+    let (status, headers) = (head.status, &head.headers);
+    let do_not_store = head.extensions.get::<DoNotStore>().is_some();
     let StoredResponse { status: stored_status, version, headers: stored_headers, body, trailers } =
         stored.response;
     // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.
@@ -323,7 +323,7 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
     let freshening = tokio::spawn(async move {
         let (state, policy) = guard.parts();
         let raw = seen.raw(&key);
-        let side_commit = SideCommit::begin(state, policy, &key, Some(seen)).await;
+        let mut side_commit = SideCommit::begin(state, policy, &key, Some(seen)).await;
         // Read under the lease: a later invalidation makes the commit fail.
         let stored = match &side_commit {
             SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),

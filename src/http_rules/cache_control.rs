@@ -15,12 +15,10 @@ use std::convert::Infallible;
 
 use http::header::HeaderMap;
 use http::{HeaderName, HeaderValue};
-use sfv::visitor::{
-    DictionaryVisitor, EntryVisitor, Ignored, InnerListVisitor, ItemVisitor, ParameterVisitor,
-};
-use sfv::{BareItemFromInput, KeyRef, Parser};
+use sfv::visitor::{DictionaryVisitor, EntryVisitor, Ignored, InnerListVisitor, ItemVisitor};
+use sfv::{BareItem, BareItemFromInput, KeyRef, Parser};
 
-use super::fields::{members, number};
+use super::fields::{members, number, split_once};
 
 /// The maximum of a number of seconds (RFC 9111, 1.2.2: "either 2147483648 or the greatest positive integer it can
 /// conveniently represent").
@@ -48,7 +46,7 @@ impl DirectiveScope {
     }
 
     /// Adds one more occurrence, with its field names, or `None` if it applies to the whole response.
-    pub(crate) fn add(&mut self, names: Option<Vec<HeaderName>>) {
+    fn add(&mut self, names: Option<Vec<HeaderName>>) {
         match (&mut *self, names) {
             (Self::Listed(known), Some(names)) => known.extend(names),
             (Self::Absent, Some(names)) => *self = Self::Listed(names),
@@ -57,7 +55,7 @@ impl DirectiveScope {
     }
 
     /// The names in a list; `None` if it is no list of names.
-    pub(crate) fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
+    fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
         let names: Vec<_> = members(list)
             .filter(|name| !name.is_empty())
             .map(|name| HeaderName::from_bytes(name).ok())
@@ -106,34 +104,31 @@ impl CacheControl {
         // An argument that is not a number counts as 0, that is stale.
         let number = directive.number();
         let seconds = number.unwrap_or(0);
-        if directive.is("max-age") {
-            smallest(&mut self.max_age, seconds);
-        } else if directive.is("s-maxage") {
-            smallest(&mut self.s_maxage, seconds);
-            self.says_shared |= number.is_some();
-        } else if directive.is("stale-while-revalidate") {
-            smallest(&mut self.stale_while_revalidate, seconds);
-        } else if directive.is("stale-if-error") {
-            smallest(&mut self.stale_if_error, seconds);
-        } else if directive.is("no-store") {
-            self.no_store = true;
-        } else if directive.is("no-cache") {
-            self.no_cache.add(directive.names());
-        } else if directive.is("private") {
-            self.private.add(directive.names());
-        } else if directive.is("must-revalidate") {
-            self.must_revalidate = true;
-            self.says_shared |= directive.is_plain_flag();
-        } else if directive.is("proxy-revalidate") {
-            self.proxy_revalidate = true;
-        } else if directive.is("must-understand") {
-            self.must_understand |= directive.is_plain_flag();
-        } else if directive.is("public") {
-            self.public |= directive.is_plain_flag();
-            self.says_shared |= directive.is_plain_flag();
-        } else if directive.is("immutable") {
+        let is_plain_flag = directive.is_plain_flag();
+        match directive {
+            it if it.is("max-age") => smallest(&mut self.max_age, seconds),
+            it if it.is("s-maxage") => {
+                smallest(&mut self.s_maxage, seconds);
+                self.says_shared |= number.is_some();
+            }
+            it if it.is("stale-while-revalidate") => smallest(&mut self.stale_while_revalidate, seconds),
+            it if it.is("stale-if-error") => smallest(&mut self.stale_if_error, seconds),
+            it if it.is("no-store") => self.no_store = true,
+            it if it.is("no-cache") => self.no_cache.add(it.names()),
+            it if it.is("private") => self.private.add(it.names()),
+            it if it.is("must-revalidate") => {
+                self.must_revalidate = true;
+                self.says_shared |= is_plain_flag;
+            }
+            it if it.is("proxy-revalidate") => self.proxy_revalidate = true,
+            it if it.is("must-understand") => self.must_understand |= is_plain_flag,
+            it if it.is("public") => {
+                self.public |= is_plain_flag;
+                self.says_shared |= is_plain_flag;
+            }
             // RFC 8246, 2: an argument has no meaning.
-            self.immutable |= directive.exact;
+            it if it.is("immutable") => self.immutable |= it.exact,
+            _ => {}
         }
     }
 }
@@ -157,19 +152,17 @@ impl RequestDirectives {
     pub(crate) fn add(&mut self, line: &HeaderValue) {
         for_each_directive(line.as_bytes(), |directive| {
             let number = directive.number();
-            if directive.is("no-cache") {
-                self.no_cache = true;
-            } else if directive.is("max-age") {
-                smallest(&mut self.max_age, number.unwrap_or(0));
-            } else if directive.is("no-store") {
-                self.no_store = true;
-            } else if directive.is("only-if-cached") {
-                self.only_if_cached = true;
-            } else if directive.is("min-fresh") {
-                self.min_fresh = self.min_fresh.max(number.unwrap_or(0));
-            } else if directive.is("max-stale") {
-                let any = if directive.is_plain_flag() { LONGEST_SECONDS } else { 0 };
-                smallest(&mut self.max_stale, number.unwrap_or(any));
+            match &directive {
+                it if it.is("no-cache") => self.no_cache = true,
+                it if it.is("max-age") => smallest(&mut self.max_age, number.unwrap_or(0)),
+                it if it.is("no-store") => self.no_store = true,
+                it if it.is("only-if-cached") => self.only_if_cached = true,
+                it if it.is("min-fresh") => self.min_fresh = self.min_fresh.max(number.unwrap_or(0)),
+                it if it.is("max-stale") => {
+                    let any = if it.is_plain_flag() { LONGEST_SECONDS } else { 0 };
+                    smallest(&mut self.max_stale, number.unwrap_or(any));
+                }
+                _ => {}
             }
         });
     }
@@ -214,10 +207,8 @@ fn for_each_directive(line: &[u8], mut each: impl FnMut(Directive<'_>)) {
         // semicolon does not match the grammar, so it does not count as a number.
         let before_semicolon = rest.get(end) == Some(&b';');
         let text = rest[..end].trim_ascii();
-        let (name, argument) = match text.iter().position(|&byte| byte == b'=') {
-            Some(at) => (&text[..at], Some(&text[at + 1..])),
-            None => (text, None),
-        };
+        let (name, argument) =
+            split_once(text, b'=').map_or((text, None), |(name, argument)| (name, Some(argument)));
         // A flag counts even with a space before its `=`; a number does not (RFC 9111, 5.2: the grammar has no
         // whitespace there).
         let exact = !after_semicolon && !before_semicolon && !name.ends_with(b" ") && !name.ends_with(b"\t");
@@ -289,47 +280,39 @@ pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
     members.directives().filter(|_| !members.0.is_empty())
 }
 
-/// A member's value, as far as directives have one.
-#[derive(Debug, Default)]
-enum MemberValue {
-    Flag(bool),
-    Integer(i64),
-    Text(String),
-    #[default]
-    Other,
-}
-
 /// The members by name; the last one of a name counts (RFC 8941, 4.2.2). Parameters have no meaning (RFC 9213,
 /// 2.1).
+/// An inner list is no value.
 #[derive(Debug, Default)]
-struct MemberValues(HashMap<String, MemberValue>);
+struct MemberValues(HashMap<String, Option<BareItem>>);
 
 impl MemberValues {
     fn directives(&self) -> Option<CacheControl> {
         let mut all = CacheControl::default();
         for (name, value) in &self.0 {
+            let value = value.as_ref();
             match name.as_str() {
-                "max-age" => all.max_age = Some(value.seconds()?),
+                "max-age" => all.max_age = Some(seconds(value)?),
                 "s-maxage" => {
-                    all.s_maxage = Some(value.seconds()?);
+                    all.s_maxage = Some(seconds(value)?);
                     all.says_shared = true;
                 }
-                "stale-while-revalidate" => all.stale_while_revalidate = Some(value.seconds()?),
-                "stale-if-error" => all.stale_if_error = Some(value.seconds()?),
-                "no-store" => all.no_store = value.flag()?,
-                "no-cache" => all.no_cache = value.fields()?,
-                "private" => all.private = value.fields()?,
+                "stale-while-revalidate" => all.stale_while_revalidate = Some(seconds(value)?),
+                "stale-if-error" => all.stale_if_error = Some(seconds(value)?),
+                "no-store" => all.no_store = flag(value)?,
+                "no-cache" => all.no_cache = fields(value)?,
+                "private" => all.private = fields(value)?,
                 "must-revalidate" => {
-                    all.must_revalidate = value.flag()?;
+                    all.must_revalidate = flag(value)?;
                     all.says_shared |= all.must_revalidate;
                 }
-                "proxy-revalidate" => all.proxy_revalidate = value.flag()?,
-                "must-understand" => all.must_understand = value.flag()?,
+                "proxy-revalidate" => all.proxy_revalidate = flag(value)?,
+                "must-understand" => all.must_understand = flag(value)?,
                 "public" => {
-                    all.public = value.flag()?;
+                    all.public = flag(value)?;
                     all.says_shared |= all.public;
                 }
-                "immutable" => all.immutable = !matches!(value, MemberValue::Flag(false)),
+                "immutable" => all.immutable = flag(value) != Some(false),
                 // RFC 9213, 2.2: extensions are ignored, whatever their value.
                 _ => {}
             }
@@ -338,29 +321,25 @@ impl MemberValues {
     }
 }
 
-impl MemberValue {
-    /// A negative number counts as 0: stale (RFC 9111, 4.2.1).
-    fn seconds(&self) -> Option<u64> {
-        match self {
-            Self::Integer(seconds) => Some(u64::try_from(*seconds).unwrap_or(0).min(LONGEST_SECONDS)),
-            _ => None,
-        }
-    }
+/// A negative number counts as 0: stale (RFC 9111, 4.2.1).
+fn seconds(value: Option<&BareItem>) -> Option<u64> {
+    let seconds = i64::from(value?.as_integer()?);
+    Some(u64::try_from(seconds).unwrap_or(0).min(LONGEST_SECONDS))
+}
 
-    fn flag(&self) -> Option<bool> {
-        if let Self::Flag(flag) = self { Some(*flag) } else { None }
-    }
+fn flag(value: Option<&BareItem>) -> Option<bool> {
+    value?.as_boolean()
+}
 
-    fn fields(&self) -> Option<DirectiveScope> {
-        match self {
-            Self::Flag(false) => Some(DirectiveScope::Absent),
-            Self::Flag(true) => Some(DirectiveScope::Whole),
-            Self::Text(list) => Some(
-                DirectiveScope::names(list.as_bytes()).map_or(DirectiveScope::Whole, DirectiveScope::Listed),
-            ),
-            Self::Integer(_) | Self::Other => None,
-        }
-    }
+fn fields(value: Option<&BareItem>) -> Option<DirectiveScope> {
+    let list = match value? {
+        BareItem::Boolean(false) => return Some(DirectiveScope::Absent),
+        BareItem::Boolean(true) => return Some(DirectiveScope::Whole),
+        BareItem::String(list) => list.as_str(),
+        BareItem::Token(list) => list.as_str(),
+        _ => return None,
+    };
+    Some(DirectiveScope::names(list.as_bytes()).map_or(DirectiveScope::Whole, DirectiveScope::Listed))
 }
 
 impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
@@ -369,7 +348,7 @@ impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
 
     fn entry(&mut self, key: &'de KeyRef) -> Result<impl EntryVisitor<'de>, Infallible> {
         let value = self.0.entry(key.as_str().to_owned()).or_default();
-        *value = MemberValue::Other;
+        *value = None;
         Ok(MemberVisitor(value))
     }
 
@@ -378,36 +357,20 @@ impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
     }
 }
 
-/// Fills in the value of a member; an inner list stays `Other`.
-struct MemberVisitor<'a>(&'a mut MemberValue);
+/// Fills in the value of a member.
+struct MemberVisitor<'a>(&'a mut Option<BareItem>);
 
 impl<'de> EntryVisitor<'de> for MemberVisitor<'_> {
     type Error = Infallible;
 
     fn item(self) -> Result<impl ItemVisitor<'de>, Infallible> {
-        Ok(self)
+        Ok(|item: BareItemFromInput<'de>| {
+            *self.0 = Some(item.into());
+            Ok::<_, Infallible>(Ignored)
+        })
     }
 
     fn inner_list(self) -> Result<impl InnerListVisitor<'de>, Infallible> {
-        Ok(Ignored)
-    }
-}
-
-impl<'de> ItemVisitor<'de> for MemberVisitor<'_> {
-    type Out = ();
-    type Error = Infallible;
-
-    fn bare_item(
-        self,
-        item: BareItemFromInput<'de>,
-    ) -> Result<impl ParameterVisitor<'de, Out = ()>, Infallible> {
-        *self.0 = match item {
-            BareItemFromInput::Boolean(flag) => MemberValue::Flag(flag),
-            BareItemFromInput::Integer(number) => MemberValue::Integer(number.into()),
-            BareItemFromInput::String(text) => MemberValue::Text(text.as_str().to_owned()),
-            BareItemFromInput::Token(token) => MemberValue::Text(token.as_str().to_owned()),
-            _ => MemberValue::Other,
-        };
         Ok(Ignored)
     }
 }

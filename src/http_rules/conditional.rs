@@ -25,7 +25,7 @@ use http::{StatusCode, header};
 use super::cache_control::CDN_CACHE_CONTROL;
 use super::fields::{
     CONTENT_DIGEST, content_length, date, is_content_digest, is_of_this_hop, members, number, parse_date,
-    remove_content_digests, single,
+    remove_content_digests, single, split_once,
 };
 
 /// Whether a response can be validated.
@@ -299,8 +299,7 @@ impl ByteRange {
     }
 
     fn of_spec(spec: &[u8]) -> Option<Self> {
-        let dash = spec.iter().position(|&byte| byte == b'-')?;
-        match (&spec[..dash], &spec[dash + 1..]) {
+        match split_once(spec, b'-')? {
             ([], last) => Some(Self::Last(number(last)?)),
             (first, []) => Some(Self::From(number(first)?, None)),
             (first, last) => {
@@ -354,9 +353,9 @@ pub(crate) fn is_range(range: &HeaderValue) -> bool {
 
 /// The members of a set of byte ranges.
 fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
-    let at = text.iter().position(|&byte| byte == b'=')?;
-    let is_bytes = text[..at].trim_ascii().eq_ignore_ascii_case(b"bytes");
-    is_bytes.then(|| members(&text[at + 1..]).filter(|spec| !spec.is_empty()))
+    let (unit, ranges) = split_once(text, b'=')?;
+    let is_bytes = unit.trim_ascii().eq_ignore_ascii_case(b"bytes");
+    is_bytes.then(|| members(ranges).filter(|spec| !spec.is_empty()))
 }
 
 /// How a stored 200 with this length answers a GET; without a `ByteRange` with the whole.
@@ -389,19 +388,21 @@ impl Part {
     /// and contradictory numbers.
     pub(crate) fn of_response(response: &HeaderMap) -> Option<Self> {
         let text = single(response, &CONTENT_RANGE)?.as_bytes();
-        let (unit, rest) = text.split_at(text.iter().position(|&byte| byte == b' ')?);
-        let rest = rest.trim_ascii();
-        let dash = rest.iter().position(|&byte| byte == b'-')?;
-        let slash = rest.iter().position(|&byte| byte == b'/').filter(|&slash| slash > dash)?;
-        let (first, last) = (number(&rest[..dash])?, number(&rest[dash + 1..slash])?);
-        let complete = match &rest[slash + 1..] {
+        let (unit, rest) = split_once(text, b' ')?;
+        let (range, complete) = split_once(rest.trim_ascii(), b'/')?;
+        let (first, last) = split_once(range, b'-')?;
+        let (first, last) = (number(first)?, number(last)?);
+        let complete = match complete {
             b"*" => None,
             complete => Some(number(complete)?),
         };
-        let sound = unit.eq_ignore_ascii_case(b"bytes")
-            && first <= last
-            && complete.is_none_or(|complete| last < complete);
-        sound.then_some(Self { first, last, complete })
+        Self::new(first, last, complete).filter(|_| unit.eq_ignore_ascii_case(b"bytes"))
+    }
+
+    /// `None` for contradictory numbers.
+    pub(crate) fn new(first: u64, last: u64, complete: Option<u64>) -> Option<Self> {
+        let is_sound = first <= last && complete.is_none_or(|complete| last < complete);
+        is_sound.then_some(Self { first, last, complete })
     }
 
     /// This part with the actual length of its content.
@@ -439,7 +440,7 @@ impl Part {
 
     /// Both as one part, if they touch or overlap and agree about the length of the whole (RFC 9110, 15.3.7.3).
     /// The caller checks that they belong to one representation.
-    pub(crate) fn joined(&self, other: &Self) -> Option<Self> {
+    fn joined(&self, other: &Self) -> Option<Self> {
         let touch = |end: u64, start: u64| end.checked_add(1).is_none_or(|after| start <= after);
         if !touch(self.last, other.first) || !touch(other.last, self.first) {
             return None;
@@ -448,8 +449,7 @@ impl Part {
             (Some(one), Some(another)) if one != another => return None,
             (one, another) => one.or(another),
         };
-        let (first, last) = (self.first.min(other.first), self.last.max(other.last));
-        complete.is_none_or(|complete| last < complete).then_some(Self { first, last, complete })
+        Self::new(self.first.min(other.first), self.last.max(other.last), complete)
     }
 
     /// Makes the head of a stored response the head of this part of it, with status 206 (RFC 9110,

@@ -6,8 +6,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::header;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http_body::SizeHint;
 
 /// A `Content-Length` that is not a number, or several that differ.
@@ -19,12 +18,7 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound
     let mut length = None;
     for line in headers.get_all(header::CONTENT_LENGTH) {
         for member in members(line.as_bytes()) {
-            // `parse` alone would accept a sign.
-            let member = std::str::from_utf8(member)
-                .ok()
-                .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
-                .and_then(|text| text.parse::<u64>().ok())
-                .ok_or(Unsound)?;
+            let member = exact_number(member).ok_or(Unsound)?;
             if length.is_some_and(|known| known != member) {
                 return Err(Unsound);
             }
@@ -117,6 +111,12 @@ pub(crate) fn members(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii)
 }
 
+/// The text before and after the first such byte.
+pub(crate) fn split_once(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
+    let index = text.iter().position(|&byte| byte == at)?;
+    Some((&text[..index], &text[index + 1..]))
+}
+
 /// The only line of a field; `None` if there are several.
 pub(crate) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut lines = headers.get_all(name).iter();
@@ -130,75 +130,58 @@ pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> O
 
 /// Digits only; a number that overflows counts as the largest.
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {
-    if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    let fold = |sum: u64, digit: &u8| sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'));
-    Some(digits.iter().try_fold(0, fold).unwrap_or(u64::MAX))
+    let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+    is_number.then(|| exact_number(digits).unwrap_or(u64::MAX))
+}
+
+/// Digits only, of a number that does not overflow.
+pub(crate) fn exact_number(digits: &[u8]) -> Option<u64> {
+    // `parse` alone would accept a sign.
+    std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?.parse().ok()
 }
 
 /// Parses a date. `now` determines the century of a two-digit year.
 pub(crate) fn parse_date(text: &[u8], now: SystemTime) -> Option<SystemTime> {
-    let seconds = imf_fixdate(text).or_else(|| rfc850(text, now)).or_else(|| asctime(text))?;
+    let seconds = DATE_FORMATS.iter().find_map(|format| seconds_of(text, format, now))?;
     let distance = Duration::from_secs(seconds.unsigned_abs());
     if seconds < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) }
 }
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT`
-fn imf_fixdate(text: &[u8]) -> Option<i64> {
-    let mut at = Cursor(text);
-    at.name(&WEEKDAYS)?;
-    at.literal(b", ")?;
-    let day = at.number(2)?;
-    at.literal(b" ")?;
-    let month = at.month()?;
-    at.literal(b" ")?;
-    let year = at.number(4)?;
-    at.literal(b" ")?;
-    let time = at.time()?;
-    at.literal(b" GMT")?;
-    at.end()?;
-    seconds(year, month, day, time)
-}
+/// `Sun, 06 Nov 1994 08:49:37 GMT`, `Sunday, 06-Nov-94 08:49:37 GMT` and `Sun Nov  6 08:49:37 1994`, in the letters of `strftime`.
+const DATE_FORMATS: [&[u8]; 3] = [b"%a, %d %b %Y %T GMT", b"%A, %d-%b-%y %T GMT", b"%a %b %e %T %Y"];
 
-/// `Sunday, 06-Nov-94 08:49:37 GMT`
-fn rfc850(text: &[u8], now: SystemTime) -> Option<i64> {
+/// The date in this format, as seconds since 1970.
+fn seconds_of(text: &[u8], format: &[u8], now: SystemTime) -> Option<i64> {
     let mut at = Cursor(text);
-    at.name(&LONG_WEEKDAYS)?;
-    at.literal(b", ")?;
-    let day = at.number(2)?;
-    at.literal(b"-")?;
-    let month = at.month()?;
-    at.literal(b"-")?;
-    let of_century = at.number(2)?;
-    at.literal(b" ")?;
-    let time = at.time()?;
-    at.literal(b" GMT")?;
-    at.end()?;
+    let (mut year, mut month, mut day, mut of_day, mut has_century) = (0, 0, 0, 0, true);
+    for part in format.split(|&byte| byte == b'%').skip(1) {
+        let (letter, literal) = part.split_first()?;
+        match letter {
+            b'a' => _ = at.name(&WEEKDAYS)?,
+            b'A' => _ = at.name(&LONG_WEEKDAYS)?,
+            b'b' => month = at.name(&MONTHS)? as i64 + 1,
+            b'e' if at.literal(b" ").is_some() => day = at.number(1)?,
+            b'd' | b'e' => day = at.number(2)?,
+            b'Y' => year = at.number(4)?,
+            b'y' => (year, has_century) = (at.number(2)?, false),
+            _ => of_day = at.time()?,
+        }
+        at.literal(literal)?;
+    }
+    if !at.0.is_empty() {
+        return None;
+    }
+    if has_century {
+        return seconds(year, month, day, of_day);
+    }
     // "A timestamp that appears to be more than 50 years in the future" is the most recent year in the past with
     // these digits. So it is the latest such year that is at most 50 years ahead.
     let now = i64::try_from(now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())).ok()?;
     let (this_year, month_now, day_now) = civil(now.div_euclid(DAY));
     let limit = days_until(this_year + 50, month_now, day_now) * DAY + now.rem_euclid(DAY);
     let century = (this_year + 50) / 100 * 100;
-    let last = seconds(century + of_century, month, day, time).filter(|&date| date <= limit);
-    last.or_else(|| seconds(century - 100 + of_century, month, day, time))
-}
-
-/// `Sun Nov  6 08:49:37 1994`
-fn asctime(text: &[u8]) -> Option<i64> {
-    let mut at = Cursor(text);
-    at.name(&WEEKDAYS)?;
-    at.literal(b" ")?;
-    let month = at.month()?;
-    at.literal(b" ")?;
-    let day = if at.literal(b" ").is_some() { at.number(1)? } else { at.number(2)? };
-    at.literal(b" ")?;
-    let time = at.time()?;
-    at.literal(b" ")?;
-    let year = at.number(4)?;
-    at.end()?;
-    seconds(year, month, day, time)
+    let last = seconds(century + year, month, day, of_day).filter(|&date| date <= limit);
+    last.or_else(|| seconds(century - 100 + year, month, day, of_day))
 }
 
 const WEEKDAYS: [&[u8]; 7] = [b"mon", b"tue", b"wed", b"thu", b"fri", b"sat", b"sun"];
@@ -223,10 +206,6 @@ impl Cursor<'_> {
         names.iter().position(|name| self.literal(name).is_some())
     }
 
-    fn month(&mut self) -> Option<i64> {
-        Some(self.name(&MONTHS)? as i64 + 1)
-    }
-
     fn number(&mut self, digits: usize) -> Option<i64> {
         let (head, rest) = self.0.split_at_checked(digits)?;
         self.0 = rest;
@@ -243,10 +222,6 @@ impl Cursor<'_> {
         // A leap second is valid (RFC 5322, 3.3); it counts as the first second of the next minute.
         let second = self.number(2)?;
         (hour < 24 && minute < 60 && second <= 60).then_some((hour * 60 + minute) * 60 + second)
-    }
-
-    fn end(&self) -> Option<()> {
-        self.0.is_empty().then_some(())
     }
 }
 

@@ -15,8 +15,8 @@ use http::uri::{Parts, Scheme};
 use http::{Request, Uri, Version, header, uri};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) use self::nesting::matched_route;
-use self::nesting::{is_nested, original};
+use self::nesting::is_nested;
+pub(crate) use self::nesting::{matched_route, original};
 use super::Rule;
 use super::fields::single;
 use super::request_settings::{KeyParts, RequestRules};
@@ -98,7 +98,7 @@ pub(crate) fn key_by<B, K>(
     if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
         return Err(Rule::Target);
     }
-    let target = TargetUri::behind(original, request, keyed, rules)?;
+    let target = TargetUri::of(original, request, keyed, rules)?;
     let added = match keyed.credentials || rules.key.is_some() {
         true => additions(request, keyed, rules)?,
         false => Vec::new(),
@@ -123,16 +123,8 @@ pub(crate) struct TargetUri<'a> {
 }
 
 impl<'a> TargetUri<'a> {
-    pub(crate) fn of<B>(
-        request: &'a Request<B>,
-        keyed: &KeyHeaders<'a>,
-        rules: &'a RequestRules,
-    ) -> Result<Self, Rule> {
-        Self::behind(original(request), request, keyed, rules)
-    }
-
     /// The target of a request with this `original` URI.
-    fn behind<B>(
+    pub(crate) fn of<B>(
         original: Option<&'a Uri>,
         request: &'a Request<B>,
         keyed: &KeyHeaders<'a>,
@@ -198,10 +190,8 @@ impl<'a> TargetUri<'a> {
 
     /// Whether the request spells a path differently from the normal form.
     fn is_other_form(&self) -> bool {
-        [Some(&self.path), self.rewritten.as_ref()]
-            .into_iter()
-            .flatten()
-            .any(|path| matches!(path, Cow::Owned(_)))
+        let is_other = |path: &Cow<'_, str>| matches!(path, Cow::Owned(_));
+        is_other(&self.path) || self.rewritten.as_ref().is_some_and(is_other)
     }
 
     pub(crate) fn key(&self, added: &[String]) -> CacheKey {
@@ -304,7 +294,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
         (host, if port.is_empty() { None } else { Some(port.strip_prefix(':')?) })
     } else {
         // RFC 3986, 3.2.2 `reg-name`: contains neither `@` nor a second colon.
-        match text.bytes().position(|byte| !REG_NAME[usize::from(byte)]) {
+        match text.bytes().position(|byte| ALLOWED[usize::from(byte)] & IN_HOST == 0) {
             Some(at) => (&text[..at], Some(text[at..].strip_prefix(':')?)),
             None => (text, None),
         }
@@ -323,22 +313,6 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     }
 }
 
-/// A table, because every byte of every request's host is checked.
-static REG_NAME: [bool; 256] = {
-    let mut allowed = [false; 256];
-    let mut byte = 0;
-    while byte < allowed.len() {
-        allowed[byte] = (byte as u8).is_ascii_alphanumeric();
-        byte += 1;
-    }
-    let mut others: &[u8] = b"-._~%!$&'()*+,;=";
-    while let [byte, rest @ ..] = others {
-        allowed[*byte as usize] = true;
-        others = rest;
-    }
-    allowed
-};
-
 /// Whether the inner service sees this target, unchanged or without the prefixes that nesting removed.
 fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
@@ -356,7 +330,7 @@ mod nesting {
     ///
     /// A handler that forwards its request to another origin leaves the extension on it. The extension then does not describe
     /// the new URI, so it is ignored.
-    pub(super) fn original<B>(request: &Request<B>) -> Option<&Uri> {
+    pub(crate) fn original<B>(request: &Request<B>) -> Option<&Uri> {
         let (uri, original) = (request.uri(), &request.extensions().get::<OriginalUri>()?.0);
         (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
     }
@@ -426,7 +400,7 @@ mod nesting {
 mod nesting {
     use http::{Request, Uri};
 
-    pub(super) fn original<B>(_: &Request<B>) -> Option<&Uri> {
+    pub(crate) fn original<B>(_: &Request<B>) -> Option<&Uri> {
         None
     }
 
@@ -497,20 +471,26 @@ const IN_PATH: u8 = 2;
 const IN_QUERY: u8 = 4;
 /// In the text of a path and its query together.
 const PLAIN: u8 = 8;
+/// In a host name, where codes stay as they are.
+const IN_HOST: u8 = 16;
+const EVERYWHERE: u8 = UNRESERVED | IN_PATH | IN_QUERY | PLAIN | IN_HOST;
 
-/// The components in which each character needs no encoding (RFC 3986, 2.3, 3.3 and 3.4).
+/// The components in which each character needs no encoding (RFC 3986, 2.3, 3.2.2, 3.3 and 3.4). A table, because every byte of
+/// every request's target is checked.
 static ALLOWED: [u8; 256] = {
     let mut allowed = [0; 256];
     let mut byte = 0;
     while byte < allowed.len() {
         if (byte as u8).is_ascii_alphanumeric() {
-            allowed[byte] = UNRESERVED | IN_PATH | IN_QUERY | PLAIN;
+            allowed[byte] = EVERYWHERE;
         }
         byte += 1;
     }
-    let classes: [(&[u8], u8); 3] = [
-        (b"-._~", UNRESERVED | IN_PATH | IN_QUERY | PLAIN),
-        (b"!$&'()*+,;=:@/", IN_PATH | IN_QUERY | PLAIN),
+    let classes: [(&[u8], u8); 5] = [
+        (b"-._~", EVERYWHERE),
+        (b"!$&'()*+,;=", EVERYWHERE & !UNRESERVED),
+        (b":@/", IN_PATH | IN_QUERY | PLAIN),
+        (b"%", IN_HOST),
         (b"?", IN_QUERY | PLAIN),
     ];
     let mut class = 0;

@@ -9,7 +9,6 @@ pub(crate) mod fields;
 #[cfg(feature = "serde")]
 mod file;
 pub(crate) mod freshness;
-pub(crate) mod invalidation;
 pub(crate) mod key;
 pub(crate) mod request;
 pub(crate) mod request_settings;

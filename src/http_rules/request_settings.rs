@@ -19,6 +19,7 @@ use http::header::{COOKIE, FORWARDED, HeaderMap, HeaderName};
 use http::uri::Scheme;
 use http::{Extensions, HeaderValue, Request, Uri};
 
+use super::fields::split_once;
 use crate::observe::{LogEveryMinute, log};
 
 /// Headers that change the meaning of a request without being part of the key ("unkeyed input"). If such a request
@@ -415,8 +416,7 @@ fn without_nodes(line: &[u8]) -> Vec<u8> {
 /// Whether a pair of `Forwarded` is `for` or `by`, or empty. Quotes are ignored: a handler may look for `host=`
 /// anywhere, so every pair that is not clearly one of these two belongs to the report.
 fn is_of_nodes(pair: &[u8]) -> bool {
-    let Some(at) = pair.iter().position(|&byte| byte == b'=') else { return pair.is_empty() };
-    let (name, value) = (&pair[..at], &pair[at + 1..]);
+    let Some((name, value)) = split_once(pair, b'=') else { return pair.is_empty() };
     [b"for".as_slice(), b"by"].iter().any(|known| name.eq_ignore_ascii_case(known)) && !value.contains(&b'=')
 }
 

@@ -63,6 +63,15 @@ impl RequestResponse<'_> {
     fn initial_age(&self) -> Duration {
         corrected_initial_age(self.headers, self.delay, self.now)
     }
+
+    /// Whether the response to a POST represents what a GET of the same URI would return.
+    fn is_about_target(&self) -> bool {
+        self.status.is_success()
+            && self.target.is_some_and(|target| {
+                of_same_origin(target, self.headers, &header::CONTENT_LOCATION)
+                    .is_some_and(|location| location.path_and_query() == target.path_and_query())
+            })
+    }
 }
 
 /// With which requests a response is shared.
@@ -114,9 +123,11 @@ impl StoreDecision {
 /// The rules that forbid reuse are checked first: even coalescing without storing passes one user's response to others.
 pub(crate) fn classify(exchange: &RequestResponse<'_>, rules: &ResponseRules) -> Verdict {
     let directives = Directives::of(exchange.headers, &rules.http);
-    match forbidden(exchange, &directives, rules) {
+    let response = ClassifiedResponse { exchange, rules, http: &rules.http, directives };
+    let forbidden = response.forbidden_by_directives().or_else(|| response.forbidden_by_fields());
+    match forbidden.or_else(|| response.forbidden_by_status()) {
         Some(rule) => Verdict::Private(rule),
-        None => storing(exchange, &directives, rules),
+        None => response.storing(),
     }
 }
 
@@ -171,264 +182,217 @@ impl Directives {
     }
 }
 
-/// The rule that makes a response private to its request, whatever its lifetime.
-fn forbidden(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Option<Rule> {
-    forbidden_by_directives(exchange, directives, &rules.http)
-        .or_else(|| forbidden_by_fields(exchange, directives, rules))
-        .or_else(|| forbidden_by_status(exchange, &rules.http))
+/// A response on the way to its verdict.
+struct ClassifiedResponse<'a> {
+    exchange: &'a RequestResponse<'a>,
+    rules: &'a ResponseRules,
+    http: &'a HttpPolicy,
+    directives: Directives,
 }
 
-fn forbidden_by_directives(
-    exchange: &RequestResponse<'_>,
-    directives: &Directives,
-    http: &HttpPolicy,
-) -> Option<Rule> {
-    let RequestResponse { demands, status, .. } = *exchange;
-    let all = &directives.all;
-    if exchange.do_not_store {
-        return Some(Rule::DoNotStore);
+impl ClassifiedResponse<'_> {
+    fn forbidden_by_directives(&self) -> Option<Rule> {
+        let RequestResponse { demands, status, do_not_store, .. } = *self.exchange;
+        let (http, Directives { all, forbidden_by_target, .. }) = (self.http, &self.directives);
+        let is_shared = http.scope == CacheScope::Shared;
+        let is_private =
+            all.private == DirectiveScope::Whole || (all.private.is_present() && !http.strict_rfc);
+        // RFC 9111, 5.2.2.3: caches that understand the status may store "even if no-store is present".
+        let is_overridden = *forbidden_by_target || (all.must_understand && http.strict_rfc);
+        [
+            (do_not_store, Rule::DoNotStore),
+            (all.must_understand && !is_understood(status), Rule::MustUnderstand),
+            (all.no_store && !is_overridden, Rule::NoStore),
+            (*forbidden_by_target, Rule::Targeted),
+            (is_shared && is_private, Rule::Private),
+            (is_shared && demands.authorized && !all.says_shared, Rule::Authorization),
+            (is_shared && demands.has_cookie && !all.says_shared, Rule::Cookie),
+        ]
+        .into_iter()
+        .find_map(|(forbids, rule)| forbids.then_some(rule))
     }
-    if all.must_understand && !is_understood(status) {
-        return Some(Rule::MustUnderstand);
-    }
-    // RFC 9111, 5.2.2.3: caches that understand the status may store "even if no-store is present".
-    if all.no_store && !directives.forbidden_by_target && !(all.must_understand && http.strict_rfc) {
-        return Some(Rule::NoStore);
-    }
-    if directives.forbidden_by_target {
-        return Some(Rule::Targeted);
-    }
-    if http.scope == CacheScope::Shared {
-        if all.private == DirectiveScope::Whole || (all.private.is_present() && !http.strict_rfc) {
-            return Some(Rule::Private);
+
+    fn forbidden_by_fields(&self) -> Option<Rule> {
+        let RequestResponse { headers, ref body, .. } = *self.exchange;
+        let (http, all) = (self.http, &self.directives.all);
+        if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
+            // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
+            header::SET_COOKIE => match http.set_cookie {
+                CredentialRule::Freely => None,
+                CredentialRule::IfSaid if all.says_shared => None,
+                CredentialRule::IfSaid | CredentialRule::Never => Some(Rule::SetCookie),
+            },
+            // Not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
+            // `Cache-Control` overrides it.
+            header::PRAGMA => (!http.strict_rfc
+                && contains_token(value.as_bytes(), b"no-cache")
+                && !headers.contains_key(header::CACHE_CONTROL))
+            .then_some(Rule::Pragma),
+            // An endless body: waiters would never see its end.
+            header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
+            // The connection changes its protocol (RFC 9110, 7.8).
+            header::CONNECTION => {
+                contains_token(value.as_bytes(), b"upgrade").then_some(Rule::SwitchedProtocol)
+            }
+            _ => None,
+        }) {
+            return Some(rule);
         }
-        if demands.authorized && !all.says_shared {
-            return Some(Rule::Authorization);
+        match content_length(headers) {
+            Err(Unsound) => Some(Rule::ContentLength),
+            Ok(content_length) if least_length(content_length, body) > self.rules.max_body as u64 => {
+                Some(Rule::TooBig)
+            }
+            // If the body is endless, its waiters would be held for a whole `load_timeout`, one wave after the other.
+            Ok(None)
+                if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) =>
+            {
+                let lifetime =
+                    lifetime(headers, all, self.directives.targeted, http.scope, self.exchange.now);
+                (!matches!(lifetime, Lifetime::Named(1.., _))).then_some(Rule::EventStream)
+            }
+            Ok(_) => None,
         }
-        if demands.has_cookie && !all.says_shared {
-            return Some(Rule::Cookie);
+    }
+
+    fn forbidden_by_status(&self) -> Option<Rule> {
+        let RequestResponse { demands, status, headers, .. } = *self.exchange;
+        match (self.exchange.method, status.as_u16()) {
+            // Interim responses, another protocol, and the confirmation of a client's own validator (RFC 9110, 15.2;
+            // RFC 9111, 4.3.4).
+            (_, 100..200 | 304) => Some(Rule::Status),
+            _ if is_unstorable(status) => Some(Rule::Unstorable),
+            // A part that was not requested (RFC 9111, 3.3).
+            (&Method::GET, 206) if demands.ranged && Part::of_response(headers).is_some() => None,
+            (_, 206) => Some(Rule::Status),
+            // Concerns the range, not the resource (RFC 9110, 15.5.17).
+            (_, 416) if demands.ranged => Some(Rule::Status),
+            (&Method::GET, _) => None,
+            // Represents the target like a GET, if the response says so and states its lifetime (RFC 9110, 9.3.3).
+            (&Method::POST, _) if self.http.strict_rfc && self.exchange.is_about_target() => None,
+            (&Method::POST, _) => Some(Rule::Post),
+            _ => Some(Rule::Method),
         }
     }
-    None
-}
 
-fn forbidden_by_fields(
-    exchange: &RequestResponse<'_>,
-    directives: &Directives,
-    rules: &ResponseRules,
-) -> Option<Rule> {
-    let RequestResponse { headers, ref body, .. } = *exchange;
-    let (http, all) = (&rules.http, &directives.all);
-    if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
-        // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
-        header::SET_COOKIE => match http.set_cookie {
-            CredentialRule::Freely => None,
-            CredentialRule::IfSaid if all.says_shared => None,
-            CredentialRule::IfSaid | CredentialRule::Never => Some(Rule::SetCookie),
-        },
-        // Not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
-        // `Cache-Control` overrides it.
-        header::PRAGMA => (!http.strict_rfc
-            && contains_token(value.as_bytes(), b"no-cache")
-            && !headers.contains_key(header::CACHE_CONTROL))
-        .then_some(Rule::Pragma),
-        // An endless body: waiters would never see its end.
-        header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
-        // The connection changes its protocol (RFC 9110, 7.8).
-        header::CONNECTION => contains_token(value.as_bytes(), b"upgrade").then_some(Rule::SwitchedProtocol),
-        _ => None,
-    }) {
-        return Some(rule);
-    }
-    match content_length(headers) {
-        Err(Unsound) => Some(Rule::ContentLength),
-        Ok(content_length) if least_length(content_length, body) > rules.max_body as u64 => {
-            Some(Rule::TooBig)
+    /// The terms for a response that no rule forbids to share.
+    fn storing(&self) -> Verdict {
+        let RequestResponse { status, headers, .. } = *self.exchange;
+        let (http, all) = (self.http, &self.directives.all);
+        let vary = Vary::of(headers, &http.vary_on);
+        // RFC 9111, 4.1 leaves it to the origin to name `Accept-Encoding`.
+        let vary = if http.strict_rfc { vary } else { vary.and_on_coding(headers) };
+        if vary == Vary::Any {
+            return Verdict::Private(Rule::Vary);
         }
-        // If the body is endless, its waiters would be held for a whole `load_timeout`, one wave after the other.
-        Ok(None) if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) => {
-            let lifetime = lifetime(headers, all, directives.targeted, http.scope, exchange.now);
-            (!matches!(lifetime, Lifetime::Named(1.., _))).then_some(Rule::EventStream)
+        let private = if http.scope == CacheScope::Shared { all.private.listed() } else { &[] };
+        let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
+        let rule = match self.decision() {
+            Ok(decision) => return Verdict::Store(StoreDecision { vary, left_out, ..decision }),
+            Err(rule) => rule,
+        };
+        match (rule, status) {
+            // Waiters may request another part, and listed fields are only removed from stored responses.
+            (Rule::ServerError | Rule::Stale | Rule::TooOld, StatusCode::PARTIAL_CONTENT) => {
+                Verdict::Private(Rule::Status)
+            }
+            (Rule::ServerError | Rule::Stale | Rule::TooOld, _) => match private {
+                [_, ..] => Verdict::Private(Rule::Private),
+                [] if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
+                [] => Verdict::ShareOnly { rule, vary, says_shared: all.says_shared },
+            },
+            _ => Verdict::Private(rule),
         }
-        Ok(_) => None,
     }
-}
 
-fn forbidden_by_status(exchange: &RequestResponse<'_>, http: &HttpPolicy) -> Option<Rule> {
-    let RequestResponse { demands, status, headers, .. } = *exchange;
-    match (exchange.method, status.as_u16()) {
-        // Interim responses, another protocol, and the confirmation of a client's own validator (RFC 9110, 15.2;
-        // RFC 9111, 4.3.4).
-        (_, 100..200 | 304) => Some(Rule::Status),
-        _ if is_unstorable(status) => Some(Rule::Unstorable),
-        // A part that was not requested (RFC 9111, 3.3).
-        (&Method::GET, 206) if demands.ranged && Part::of_response(headers).is_some() => None,
-        (_, 206) => Some(Rule::Status),
-        // Concerns the range, not the resource (RFC 9110, 15.5.17).
-        (_, 416) if demands.ranged => Some(Rule::Status),
-        (&Method::GET, _) => None,
-        // Represents the target like a GET, if the response says so and states its lifetime (RFC 9110, 9.3.3).
-        (&Method::POST, _) if http.strict_rfc && is_about_target(exchange) => None,
-        (&Method::POST, _) => Some(Rule::Post),
-        _ => Some(Rule::Method),
+    /// The decision about a response, without the headers that it varies on and leaves out; or why it is not stored.
+    fn decision(&self) -> Result<StoreDecision, Rule> {
+        let RequestResponse { status, headers, now, .. } = *self.exchange;
+        let (http, all) = (self.http, &self.directives.all);
+        let revalidate_always =
+            all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.strict_rfc);
+        let has_validator = has_validator(headers, now);
+        if revalidate_always && !self.can_be_validated(has_validator) {
+            // It could be stored only to be validated; without a validator it may not be reused at all, not even by
+            // waiters.
+            return Err(Rule::NoCache);
+        }
+        let (lifetime, rule) = self.stored_lifetime(revalidate_always)?;
+        let stale = StaleWindows::of(all, revalidate_always, http);
+        let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
+        let beyond = beyond.max(stale.while_revalidate).max(stale.if_error).max(stale.on_disconnect);
+        let initial_age = self.exchange.initial_age();
+        let decision = StoreDecision {
+            initial_age,
+            keep_for: lifetime.saturating_sub(initial_age).saturating_add(beyond),
+            vary: Vary::Nothing,
+            has_validator,
+            says_stale: (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some()),
+            part: if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None },
+            left_out: Vec::new(),
+            rule: if revalidate_always { Rule::NoCache } else { rule },
+            terms: ReuseTerms {
+                lifetime,
+                stale,
+                revalidate_always,
+                immutable: all.immutable,
+                says_shared: all.says_shared,
+            },
+        };
+        self.refusal(&decision).map_or(Ok(decision), Err)
     }
-}
 
-/// Why a response that no rule forbids to share is not stored.
-enum NotStored {
-    ShareOnly(Rule),
-    Private(Rule),
-}
-
-/// The terms for a response that no rule forbids to share.
-fn storing(exchange: &RequestResponse<'_>, directives: &Directives, rules: &ResponseRules) -> Verdict {
-    let RequestResponse { status, headers, .. } = *exchange;
-    let (http, all) = (&rules.http, &directives.all);
-    let vary = Vary::of(headers, &http.vary_on);
-    // RFC 9111, 4.1 leaves it to the origin to name `Accept-Encoding`.
-    let vary = if http.strict_rfc { vary } else { vary.and_on_coding(headers) };
-    if vary == Vary::Any {
-        return Verdict::Private(Rule::Vary);
+    /// The lifetime with which a response is stored, and its rule; or the rule by which it is not, for want of a lifetime.
+    fn stored_lifetime(&self, revalidate_always: bool) -> Result<(Duration, Rule), Rule> {
+        let RequestResponse { status, headers, now, .. } = *self.exchange;
+        let (http, all) = (self.http, &self.directives.all);
+        let guess_allowed = may_be_guessed(status) || all.public;
+        let storable_unnamed = may_have_default(status) || (http.strict_rfc && guess_allowed);
+        Ok(match lifetime(headers, all, self.directives.targeted, http.scope, now) {
+            Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
+            _ if self.exchange.method != Method::GET => return Err(Rule::Post),
+            _ if is_failure(status) && !http.strict_rfc => return Err(Rule::ServerError),
+            // RFC 9111, 3: a response without a lifetime may be stored for its status, or because it is `public`.
+            _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
+            _ if revalidate_always => return Err(Rule::NoCache),
+            Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
+                (Duration::from_secs(seconds), Rule::Heuristic)
+            }
+            // The policy's lifetime begins when the response is received, however old it is.
+            _ if http.default_lifetime && may_have_default(status) => {
+                (self.rules.fresh_for.saturating_add(self.exchange.initial_age()), Rule::Default)
+            }
+            _ if storable_unnamed => (Duration::ZERO, Rule::Unnamed),
+            _ if is_failure(status) => return Err(Rule::ServerError),
+            _ => return Err(Rule::Status),
+        })
     }
-    let private = if http.scope == CacheScope::Shared { all.private.listed() } else { &[] };
-    let left_out: Vec<_> = all.no_cache.listed().iter().chain(private).cloned().collect();
-    let not_stored = match decision(exchange, directives, rules) {
-        Ok(decision) => match decision.refusal(exchange, all, http) {
-            None => return Verdict::Store(StoreDecision { vary, left_out, ..decision }),
-            Some(not_stored) => not_stored,
-        },
-        Err(not_stored) => not_stored,
-    };
-    match (not_stored, status) {
-        (NotStored::Private(rule), _) => Verdict::Private(rule),
-        // Waiters may request another part, and listed fields are only removed from stored responses.
-        (NotStored::ShareOnly(_), StatusCode::PARTIAL_CONTENT) => Verdict::Private(Rule::Status),
-        (NotStored::ShareOnly(_), _) if !private.is_empty() => Verdict::Private(Rule::Private),
-        (NotStored::ShareOnly(_), _) if !left_out.is_empty() => Verdict::Private(Rule::NoCache),
-        (NotStored::ShareOnly(rule), _) => Verdict::ShareOnly { rule, vary, says_shared: all.says_shared },
+
+    fn can_be_validated(&self, has_validator: bool) -> bool {
+        has_validator && (!is_failure(self.exchange.status) || self.http.strict_rfc)
     }
-}
 
-/// The decision about a response that has a lifetime, without the headers that it varies on and leaves out.
-fn decision(
-    exchange: &RequestResponse<'_>,
-    directives: &Directives,
-    rules: &ResponseRules,
-) -> Result<StoreDecision, NotStored> {
-    let RequestResponse { status, headers, now, .. } = *exchange;
-    let (http, all) = (&rules.http, &directives.all);
-    let revalidate_always =
-        all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.strict_rfc);
-    let has_validator = has_validator(headers, now);
-    if revalidate_always && !can_be_validated(has_validator, status, http) {
-        // It could be stored only to be validated; without a validator it may not be reused at all, not even by
-        // waiters.
-        return Err(NotStored::Private(Rule::NoCache));
-    }
-    let (lifetime, rule) = match stored_lifetime(exchange, directives, rules, revalidate_always) {
-        Ok((lifetime, rule)) => (lifetime, if revalidate_always { Rule::NoCache } else { rule }),
-        Err(Rule::ServerError) => return Err(NotStored::ShareOnly(Rule::ServerError)),
-        Err(rule) => return Err(NotStored::Private(rule)),
-    };
-    let stale = StaleWindows::of(all, revalidate_always, http);
-    let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
-    let beyond = beyond.max(stale.while_revalidate).max(stale.if_error).max(stale.on_disconnect);
-    let initial_age = exchange.initial_age();
-    Ok(StoreDecision {
-        initial_age,
-        keep_for: lifetime.saturating_sub(initial_age).saturating_add(beyond),
-        vary: Vary::Nothing,
-        has_validator,
-        says_stale: (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some()),
-        part: if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None },
-        left_out: Vec::new(),
-        rule,
-        terms: ReuseTerms {
-            lifetime,
-            stale,
-            revalidate_always,
-            immutable: all.immutable,
-            says_shared: all.says_shared,
-        },
-    })
-}
-
-fn can_be_validated(has_validator: bool, status: StatusCode, http: &HttpPolicy) -> bool {
-    has_validator && (!is_failure(status) || http.strict_rfc)
-}
-
-impl StoreDecision {
     /// Why the response is not stored although it has a lifetime.
-    fn refusal(
-        &self,
-        exchange: &RequestResponse<'_>,
-        all: &CacheControl,
-        http: &HttpPolicy,
-    ) -> Option<NotStored> {
-        let (is_fresh, status) = (!self.fresh_for().is_zero(), exchange.status);
-        if exchange.method != Method::GET && !is_fresh {
-            return Some(NotStored::Private(Rule::Post));
-        }
-        let is_usable_stale = can_be_validated(self.has_validator, status, http);
-        if !is_fresh && !is_usable_stale && must_revalidate(all, http) {
+    fn refusal(&self, decision: &StoreDecision) -> Option<Rule> {
+        let (is_fresh, is_failure) = (!decision.fresh_for().is_zero(), is_failure(self.exchange.status));
+        let has_validator = decision.has_validator;
+        let StaleWindows { while_revalidate, if_error, .. } = decision.terms.stale;
+        let is_of_use = is_fresh || !while_revalidate.is_zero() || !if_error.is_zero() || has_validator;
+        let needs_validation = must_revalidate(&self.directives.all, self.http);
+        match is_failure {
+            _ if self.exchange.method != Method::GET && !is_fresh => Some(Rule::Post),
             // As with `no-cache`: waiters are other requests too.
-            return Some(NotStored::Private(Rule::MustRevalidate));
-        }
-        if is_failure(status) && !http.strict_rfc {
+            _ if !is_fresh && needs_validation && !self.can_be_validated(has_validator) => {
+                Some(Rule::MustRevalidate)
+            }
             // Shared, the failure ends all waits at once instead of one retry after the other. Stored, it would prolong
             // the outage.
-            return Some(NotStored::ShareOnly(Rule::ServerError));
+            true if !self.http.strict_rfc || !is_of_use => Some(Rule::ServerError),
+            _ if is_of_use => None,
+            _ if decision.terms.lifetime.is_zero() => Some(Rule::Stale),
+            _ => Some(Rule::TooOld),
         }
-        let StaleWindows { while_revalidate, if_error, .. } = self.terms.stale;
-        if is_fresh || !while_revalidate.is_zero() || !if_error.is_zero() || self.has_validator {
-            return None;
-        }
-        Some(NotStored::ShareOnly(match (is_failure(status), self.terms.lifetime.is_zero()) {
-            (true, _) => Rule::ServerError,
-            (false, true) => Rule::Stale,
-            (false, false) => Rule::TooOld,
-        }))
     }
-}
-
-/// The lifetime with which a response is stored, and its rule; or the rule by which it is not, for want of a lifetime.
-fn stored_lifetime(
-    exchange: &RequestResponse<'_>,
-    directives: &Directives,
-    rules: &ResponseRules,
-    revalidate_always: bool,
-) -> Result<(Duration, Rule), Rule> {
-    let RequestResponse { status, headers, now, .. } = *exchange;
-    let (http, all) = (&rules.http, &directives.all);
-    let guess_allowed = may_be_guessed(status) || all.public;
-    let storable_unnamed = may_have_default(status) || (http.strict_rfc && guess_allowed);
-    Ok(match lifetime(headers, all, directives.targeted, http.scope, now) {
-        Lifetime::Named(seconds, rule) => (Duration::from_secs(seconds), rule),
-        _ if exchange.method != Method::GET => return Err(Rule::Post),
-        _ if is_failure(status) && !http.strict_rfc => return Err(Rule::ServerError),
-        // RFC 9111, 3: a response without a lifetime may be stored for its status, or because it is `public`.
-        _ if revalidate_always && storable_unnamed => (Duration::ZERO, Rule::NoCache),
-        _ if revalidate_always => return Err(Rule::NoCache),
-        Lifetime::Guessed(seconds) if http.heuristic_freshness && guess_allowed => {
-            (Duration::from_secs(seconds), Rule::Heuristic)
-        }
-        // The policy's lifetime begins when the response is received, however old it is.
-        _ if http.default_lifetime && may_have_default(status) => {
-            (rules.fresh_for.saturating_add(exchange.initial_age()), Rule::Default)
-        }
-        _ if storable_unnamed => (Duration::ZERO, Rule::Unnamed),
-        _ if is_failure(status) => return Err(Rule::ServerError),
-        _ => return Err(Rule::Status),
-    })
-}
-
-/// Whether the response to a POST represents what a GET of the same URI would return.
-fn is_about_target(exchange: &RequestResponse<'_>) -> bool {
-    exchange.status.is_success()
-        && exchange.target.is_some_and(|target| {
-            of_same_origin(target, exchange.headers, &header::CONTENT_LOCATION)
-                .is_some_and(|location| location.path_and_query() == target.path_and_query())
-        })
 }
 
 /// A media type without its parameters.

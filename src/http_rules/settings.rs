@@ -69,7 +69,21 @@ pub struct HttpPolicy {
     pub(crate) validate_within: Duration,
 }
 
-impl HttpPolicy {
+/// Setters of one setting each: the argument, with the field that it sets.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty => $($field:ident).+);)+) => {
+        impl HttpPolicy {
+            $($(#[$doc])*
+            #[must_use]
+            pub fn $name(mut self, $value: $type) -> Self {
+                self.$($field).+ = $value;
+                self
+            })+
+        }
+    };
+}
+
+setters! {
     /// The scheme of keys for requests without one in their URI, as servers receive them. Set it if two services share a
     /// namespace and are reached by different schemes. Defaults to `http`.
     ///
@@ -80,12 +94,95 @@ impl HttpPolicy {
     ///
     /// **So must a server that terminates TLS itself**: HTTP/2 requests come with `:scheme`, and those of HTTP/1
     /// without, so one resource would have two keys, and a PUT through one would leave the other unchanged.
-    #[must_use]
-    pub fn scheme(mut self, scheme: Scheme) -> Self {
-        self.requests.scheme = scheme;
-        self
-    }
+    scheme(scheme: Scheme => requests.scheme);
 
+    /// Whether a request's `no-cache`, `max-age`, `min-fresh` and `Pragma` are ignored, so that they force no
+    /// loads. (Requests that bypass the cache, as with `no-store`, are not affected.) Defaults to no: such
+    /// a request has the stored response validated, once for all requests that arrive meanwhile.
+    ignore_request_no_cache(ignore: bool => ignore_request_no_cache);
+
+    /// Whether each response has the tag of its path, so that an invalidation of a path reaches all of its queries: one of `/p` by
+    /// [`invalidate_path`](crate::StampedeGuard::invalidate_path) or an unsafe method removes the responses to `/p`, `/p?utm=1` and
+    /// `/p?a=b`, under each [`key`](Self::key) and for each user of [`private`](Self::private). Defaults to no: it removes those of its
+    /// own query.
+    ///
+    /// A hit reads one key more, in the same command (`MGET` instead of `GET`; on a cluster by a second `GET` at the same time). A load
+    /// costs as much as a [tag](crate::PolicyBuilder::tags), and its waiters get the response at its end. Guards that share a store
+    /// should agree about it: a response that a guard without it stores is a miss for a guard with it, and an invalidation by a
+    /// guard without it does not reach the other queries.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// let http = HttpPolicy::default().authority("shop.example").path_tags(true);
+    /// let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
+    /// guard.invalidate_path("/product/7").await?; // also `/product/7?utm_source=mail`
+    /// # Ok(()) }
+    /// ```
+    path_tags(tagged: bool => path_tags);
+
+    /// Whether `Cache-Status` contains the key (RFC 9211, 2.7), to find out why two requests do not share a
+    /// response. It contains the URI and the additions of the policy's [`key`](Self::key). Defaults to no.
+    expose_key(is_exposed: bool => expose_key);
+
+    /// Whether each response has an [`AnswerInfo`](crate::AnswerInfo) among its extensions, for a layer outside of the guard: the
+    /// content of `Cache-Status`, as a value. Its `age` counts from when the guard stored the response, in contrast to the header
+    /// `Age`, which counts from the origin. A response to an upgrade, or of a guard with
+    /// [`shadow`](crate::PolicyBuilder::shadow), has none. Defaults to no: it takes a tenth of the time of a hit from memory.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::{Router, body::Body, http::Request, routing::get};
+    /// use stampede_guard::{AnswerInfo, Outcome, Policy, StampedeGuard, http::HttpPolicy};
+    /// use tower::ServiceExt as _;
+    ///
+    /// let policy = Policy::builder().http(HttpPolicy::default().answer_info(true)).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// let app: Router = Router::new().route("/", get(|| async { "expensive" })).layer(guard);
+    ///
+    /// let request = Request::get("/").header("host", "shop.example").body(Body::empty())?;
+    /// let response = app.oneshot(request).await?;
+    /// let info = response.extensions().get::<AnswerInfo>().ok_or("no info")?;
+    /// assert_eq!(info.outcome, Outcome::Led);
+    /// # Ok(()) }
+    /// ```
+    answer_info(is_exposed: bool => answer_info);
+
+    /// Whether a response that states no lifetime gets [`fresh_for`](crate::PolicyBuilder::fresh_for). Defaults to
+    /// yes; in [`strict`](Self::strict) to no.
+    default_lifetime(is_on: bool => default_lifetime);
+
+    /// Whether a response that states no lifetime is fresh for a tenth of the time since its `Last-Modified`, at
+    /// most for a day (RFC 9111, 4.2.2). Defaults to no; in [`strict`](Self::strict) to yes.
+    heuristic_freshness(guessed: bool => heuristic_freshness);
+
+    /// How many variants of one resource are stored: the first ones. Further variants are loaded, and shared with
+    /// requests that wait for that load, until the list of variants ends: together with the stored lifetime of its
+    /// first variant, but not before twice its freshness. Defaults to 64.
+    ///
+    /// Different spellings of one value are one variant; values that a client invents are not. So one client can
+    /// fill the list and keep other variants from being stored. If that matters, let a proxy reduce the headers in
+    /// `Vary` to the values that the application distinguishes: `Accept-Encoding` to `gzip` or nothing, for
+    /// example.
+    max_variants(most: usize => max_variants);
+
+    /// For how long after its freshness a response is served while the inner service cannot be reached, even if the
+    /// response does not request it (RFC 9111, 4.2.4); never instead of an answer. Never if the response forbids it:
+    /// `must-revalidate`, `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to 60 s; in
+    /// [`strict`](Self::strict) to a day.
+    stale_on_disconnect(window: Duration => stale_on_disconnect);
+
+    /// For how long after its freshness a response with a validator stays stored, to be validated instead of
+    /// loaded. Costs the store's memory. Defaults to ten minutes; in [`strict`](Self::strict) to a day.
+    validate_within(window: Duration => validate_within);
+}
+
+impl HttpPolicy {
     /// The report that the reverse proxy puts on every request: its `Forwarded` (`host` and `proto`),
     /// `X-Forwarded-Host`, `-Port`, `-Prefix`, `-Proto`, `-Scheme` and `-Ssl`. A request with exactly this report
     /// has the plain key of its URI, and a hit costs one `GET`. Requests with any other report, or with none, have
@@ -154,95 +251,6 @@ impl HttpPolicy {
         self
     }
 
-    /// Whether a request's `no-cache`, `max-age`, `min-fresh` and `Pragma` are ignored, so that they force no
-    /// loads. (Requests that bypass the cache, as with `no-store`, are not affected.) Defaults to no: such
-    /// a request has the stored response validated, once for all requests that arrive meanwhile.
-    #[must_use]
-    pub fn ignore_request_no_cache(mut self, ignore: bool) -> Self {
-        self.ignore_request_no_cache = ignore;
-        self
-    }
-
-    /// Whether each response has the tag of its path, so that an invalidation of a path reaches all of its queries: one of `/p` by
-    /// [`invalidate_path`](crate::StampedeGuard::invalidate_path) or an unsafe method removes the responses to `/p`, `/p?utm=1` and
-    /// `/p?a=b`, under each [`key`](Self::key) and for each user of [`private`](Self::private). Defaults to no: it removes those of its
-    /// own query.
-    ///
-    /// A hit reads one key more, in the same command (`MGET` instead of `GET`; on a cluster by a second `GET` at the same time). A load
-    /// costs as much as a [tag](crate::PolicyBuilder::tags), and its waiters get the response at its end. Guards that share a store
-    /// should agree about it: a response that a guard without it stores is a miss for a guard with it, and an invalidation by a
-    /// guard without it does not reach the other queries.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
-    ///
-    /// let http = HttpPolicy::default().authority("shop.example").path_tags(true);
-    /// let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
-    /// guard.invalidate_path("/product/7").await?; // also `/product/7?utm_source=mail`
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn path_tags(mut self, tagged: bool) -> Self {
-        self.path_tags = tagged;
-        self
-    }
-
-    /// Whether `Cache-Status` contains the key (RFC 9211, 2.7), to find out why two requests do not share a
-    /// response. It contains the URI and the additions of the policy's [`key`](Self::key). Defaults to no.
-    #[must_use]
-    pub fn expose_key(mut self, is_exposed: bool) -> Self {
-        self.expose_key = is_exposed;
-        self
-    }
-
-    /// Whether each response has an [`AnswerInfo`](crate::AnswerInfo) among its extensions, for a layer outside of the guard: the
-    /// content of `Cache-Status`, as a value. Its `age` counts from when the guard stored the response, in contrast to the header
-    /// `Age`, which counts from the origin. A response to an upgrade, or of a guard with
-    /// [`shadow`](crate::PolicyBuilder::shadow), has none. Defaults to no: it takes a tenth of the time of a hit from memory.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use axum::{Router, body::Body, http::Request, routing::get};
-    /// use stampede_guard::{AnswerInfo, Outcome, Policy, StampedeGuard, http::HttpPolicy};
-    /// use tower::ServiceExt as _;
-    ///
-    /// let policy = Policy::builder().http(HttpPolicy::default().answer_info(true)).build()?;
-    /// let guard = StampedeGuard::in_memory().with_policy(policy);
-    /// let app: Router = Router::new().route("/", get(|| async { "expensive" })).layer(guard);
-    ///
-    /// let request = Request::get("/").header("host", "shop.example").body(Body::empty())?;
-    /// let response = app.oneshot(request).await?;
-    /// let info = response.extensions().get::<AnswerInfo>().ok_or("no info")?;
-    /// assert_eq!(info.outcome, Outcome::Led);
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn answer_info(mut self, is_exposed: bool) -> Self {
-        self.answer_info = is_exposed;
-        self
-    }
-
-    /// Whether a response that states no lifetime gets [`fresh_for`](crate::PolicyBuilder::fresh_for). Defaults to
-    /// yes; in [`strict`](Self::strict) to no.
-    #[must_use]
-    pub fn default_lifetime(mut self, is_on: bool) -> Self {
-        self.default_lifetime = is_on;
-        self
-    }
-
-    /// Whether a response that states no lifetime is fresh for a tenth of the time since its `Last-Modified`, at
-    /// most for a day (RFC 9111, 4.2.2). Defaults to no; in [`strict`](Self::strict) to yes.
-    #[must_use]
-    pub fn heuristic_freshness(mut self, guessed: bool) -> Self {
-        self.heuristic_freshness = guessed;
-        self
-    }
-
     /// A request header on which every response depends, as if it were in its `Vary`. For headers that an
     /// application reads without naming them in `Vary`. Can be called several times.
     #[must_use]
@@ -250,38 +258,6 @@ impl HttpPolicy {
         if let Err(at) = self.vary_on.binary_search_by(|known| known.as_str().cmp(name.as_str())) {
             self.vary_on.insert(at, name);
         }
-        self
-    }
-
-    /// How many variants of one resource are stored: the first ones. Further variants are loaded, and shared with
-    /// requests that wait for that load, until the list of variants ends: together with the stored lifetime of its
-    /// first variant, but not before twice its freshness. Defaults to 64.
-    ///
-    /// Different spellings of one value are one variant; values that a client invents are not. So one client can
-    /// fill the list and keep other variants from being stored. If that matters, let a proxy reduce the headers in
-    /// `Vary` to the values that the application distinguishes: `Accept-Encoding` to `gzip` or nothing, for
-    /// example.
-    #[must_use]
-    pub fn max_variants(mut self, most: usize) -> Self {
-        self.max_variants = most;
-        self
-    }
-
-    /// For how long after its freshness a response is served while the inner service cannot be reached, even if the
-    /// response does not request it (RFC 9111, 4.2.4); never instead of an answer. Never if the response forbids it:
-    /// `must-revalidate`, `proxy-revalidate`, `s-maxage`, `no-cache`. Zero turns it off. Defaults to 60 s; in
-    /// [`strict`](Self::strict) to a day.
-    #[must_use]
-    pub fn stale_on_disconnect(mut self, window: Duration) -> Self {
-        self.stale_on_disconnect = window;
-        self
-    }
-
-    /// For how long after its freshness a response with a validator stays stored, to be validated instead of
-    /// loaded. Costs the store's memory. Defaults to ten minutes; in [`strict`](Self::strict) to a day.
-    #[must_use]
-    pub fn validate_within(mut self, window: Duration) -> Self {
-        self.validate_within = window;
         self
     }
 

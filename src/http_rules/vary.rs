@@ -15,12 +15,10 @@ mod tests;
 
 use std::fmt;
 
-use http::header;
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use sha2::{Digest as _, Sha256};
 
-use super::fields;
-use super::fields::{codings, is_encoded, single};
+use super::fields::{self, codings, is_encoded, single, split_once};
 use super::request_settings::CREDENTIAL_HEADERS;
 
 /// A response that depends on more headers is not stored, because each name multiplies the variants.
@@ -293,14 +291,8 @@ fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normalization
             }
         }
         ListKind::List => {
-            for (index, line) in lines.iter().enumerate() {
-                for (at, member) in members(line.as_bytes()).enumerate() {
-                    if index + at > 0 {
-                        value.push(b',');
-                    }
-                    value.extend_from_slice(member);
-                }
-            }
+            let all: Vec<_> = lines.iter().flat_map(|line| members(line.as_bytes())).collect();
+            value = all.join(&b',');
         }
         ListKind::Weighted => {
             let mut all = weighted(lines.iter());
@@ -432,10 +424,9 @@ fn weigh(member: &[u8]) -> Weighted {
         return weighted;
     }
     for (index, part) in member.split(|&byte| byte == b';').enumerate() {
-        let (name, argument) = match part.iter().position(|&byte| byte == b'=') {
-            Some(at) => (part[..at].trim_ascii(), Some(part[at + 1..].trim_ascii())),
-            None => (part.trim_ascii(), None),
-        };
+        let (name, argument) = split_once(part, b'=')
+            .map_or((part, None), |(name, argument)| (name, Some(argument.trim_ascii())));
+        let name = name.trim_ascii();
         if index > 0
             && name.eq_ignore_ascii_case(b"q")
             && let Some(weight) = argument.and_then(thousandths)
@@ -457,10 +448,7 @@ fn weigh(member: &[u8]) -> Weighted {
 
 /// `0`, `0.25`, `1`, `1.000` (RFC 9110, 12.4.2).
 fn thousandths(text: &[u8]) -> Option<u16> {
-    let (whole, fraction) = match text.iter().position(|&byte| byte == b'.') {
-        Some(at) => (&text[..at], &text[at + 1..]),
-        None => (text, &[][..]),
-    };
+    let (whole, fraction) = split_once(text, b'.').unwrap_or((text, &[]));
     let whole = match whole {
         b"0" => 0,
         b"1" => 1000,

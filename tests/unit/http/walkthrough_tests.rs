@@ -16,8 +16,10 @@ use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, if_range_hold
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, is_not_modified, not_modified};
 use crate::http_rules::fields::storable;
 use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, reuse};
-use crate::http_rules::invalidation::ChangedResources;
-use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, consider_post};
+
+use crate::http_rules::request::{
+    ChangedResources, ConsideredRequest, RequestDemands, consider, consider_post,
+};
 use crate::http_rules::response::{RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 use crate::http_rules::vary::Normalization;
