@@ -33,7 +33,7 @@ use crate::observe::{
 };
 use crate::policy::Policy;
 use crate::store::protocol::{Announced, ChangedName};
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, StoreResult};
 use crate::sync::lock;
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 use crate::value::entry::{TagId, Unreadable};
@@ -336,7 +336,7 @@ impl GuardState {
         tags: Vec<Key>,
         life: Duration,
         within: Duration,
-    ) -> Result<Vec<TagId>, StoreError> {
+    ) -> StoreResult<Vec<TagId>> {
         if tags.is_empty() {
             return Ok(Vec::new());
         }
@@ -352,7 +352,7 @@ impl GuardState {
     }
 
     /// Invalidates a key without waiting for the copies of other processes. This process's copy is dropped.
-    pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> StoreResult<()> {
         let name = ChangedName::value(key);
         let announced = {
             let mut change = self.local.change(name.clone(), false);

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{Acknowledgements, LocalTier, announcer_waits, try_claim};
 use crate::observe::GuardCount;
 use crate::store::protocol::{Announced, Announcement, Audience, ChangedName, Member};
-use crate::store::{SentAttempt, StoreError};
+use crate::store::{SentAttempt, StoreResult};
 
 /// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
 const INBOX_OPENS: Duration = Duration::from_millis(500);
@@ -168,11 +168,7 @@ impl AnnouncedChange<'_> {
     /// # Errors
     ///
     /// The change was made, and the announcement has no answer by `until`.
-    pub(crate) async fn reaches_all(
-        mut self,
-        mut announced: Announced,
-        until: Instant,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn reaches_all(mut self, mut announced: Announced, until: Instant) -> StoreResult<()> {
         let mut is_receiving = self.tier.store.hints_arrive();
         loop {
             match announced {
@@ -199,7 +195,7 @@ impl AnnouncedChange<'_> {
     }
 
     /// Sends ANNOUNCE until it is answered.
-    async fn announce(&mut self, until: Instant) -> Result<Announced, StoreError> {
+    async fn announce(&mut self, until: Instant) -> StoreResult<Announced> {
         let tier = self.tier;
         loop {
             let announcement = self.attempt();

@@ -26,7 +26,7 @@ use crate::key::Key;
 use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
 use crate::policy::{Budget, Policy};
 use crate::store::wake_leases::Hints;
-use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
+use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, StoreResult, Token};
 use crate::task::Tracked;
 use crate::value::entry::{EntryKind, Freshness};
 use crate::value::{FlightOutcome, StoredEntry};
@@ -135,7 +135,7 @@ impl<'a> Acquisition<'a> {
         Some(within.max(self.request.policy.lease.saturating_sub(released.elapsed())))
     }
 
-    pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
+    pub(super) async fn acquire(&mut self, within: Duration) -> StoreResult<Acquired> {
         self.sent_at = SentAt::now();
         let AcquireRequest { state, key, policy, queue, rejected, budget, tags, .. } = &mut self.request;
         self.servable = state.retained.servable(key, tags);

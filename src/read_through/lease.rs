@@ -12,7 +12,7 @@ use crate::key::{FlightKey, Key, LoadMode};
 use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake_leases::Hints;
 use crate::store::{
-    Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreError, Token, TokenCheck,
+    Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreResult, Token, TokenCheck,
 };
 use crate::sync::lock;
 use crate::task::Tracked;
@@ -156,7 +156,7 @@ impl Lease {
     }
 
     /// Releases the lease later if the command that ends it got no answer: the command may not have run, and the lease must not stay.
-    fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
+    fn ended<T>(self, done: StoreResult<T>) -> Option<T> {
         let error = match done {
             Ok(done) => return Some(done),
             Err(error) => error,

@@ -109,8 +109,7 @@ pub(crate) trait CommandLine: std::fmt::Debug + Send + Sync {
 }
 
 /// The eventual answer to a command, in a box.
-pub(crate) type StoreFuture<'a, T> =
-    std::pin::Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+pub(crate) type StoreFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// The deadline of commands that take none, except on Redis.
 const WITHIN: Duration = Duration::from_secs(1);
@@ -147,7 +146,7 @@ macro_rules! commands {
         #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
         impl Store {$(
             $(#[$doc])*
-            pub(crate) async fn $method(&self, $($arg: $type,)* within: Duration) -> Result<$answer, StoreError> {
+            pub(crate) async fn $method(&self, $($arg: $type,)* within: Duration) -> StoreResult<$answer> {
                 call!(
                     self,
                     store => Box::pin(store.$method($($arg,)* within)).await,
@@ -308,7 +307,7 @@ impl Store {
 
     /// LOOK UP: the stored bytes, if there are any. This is all that a hit does, so that its future is not boxed: a box of
     /// some 1.6 KB would cost a tenth of a hit.
-    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> StoreResult<Option<Bytes>> {
         call!(
             self,
             store => store.look_up(key, within).await,
@@ -326,7 +325,7 @@ impl Store {
         insert: Option<Insert>,
         announcement: &Announcement,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         call!(
             self,
             store => Box::pin(store.change(key, Write::Value(insert), announcement, within)).await,
@@ -351,7 +350,7 @@ impl Store {
 
     /// Waits until commands can be sent, at most `within`; also opens the inbox, which is otherwise opened at its first
     /// use.
-    pub(crate) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn connect(&self, within: Duration) -> StoreResult<()> {
         call!(
             self,
             store => Box::pin(store.connect(within)).await,
@@ -365,7 +364,7 @@ impl Store {
 
     /// Returns an error if the store lacks a command that loads need, or if this user has no right to it. Neither changes by
     /// itself. `key` must be an unused key.
-    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> StoreResult<()> {
         call!(
             self,
             store => Box::pin(store.probe(key, within)).await,
@@ -378,7 +377,7 @@ impl Store {
     }
 
     /// Waits until commands about the key of this name can be sent, at most `within`. Does not wait for the inbox.
-    pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn reach(&self, name: &str, within: Duration) -> StoreResult<()> {
         call!(
             self,
             store => Box::pin(store.reach(name, within)).await,
@@ -391,7 +390,7 @@ impl Store {
     }
 
     /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.
-    pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn until_received(&self, within: Duration) -> StoreResult<()> {
         call!(
             self,
             store => Box::pin(store.until_received(within)).await,
@@ -407,7 +406,7 @@ impl Store {
         tag: &Key,
         announcement: &Announcement,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         call!(
             self,
             store => Box::pin(store.change(tag, Write::Tag, announcement, within)).await,
@@ -424,7 +423,7 @@ impl Store {
         member: ListMember,
         most: usize,
         life: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let within = call!(self, store => store.command_timeout(), WITHIN);
         call!(
             self,
@@ -437,12 +436,7 @@ impl Store {
     /// LEAVE: gives up a waiter's position in the queue, and a grant that it may not have received. As
     /// [`free_permit`](Self::free_permit) or [`free_mutex`](Self::free_mutex), but waiters that leave at the same moment may
     /// share one command.
-    pub(crate) async fn leave(
-        &self,
-        name: &LockName,
-        leave: Leave<'_>,
-        within: Duration,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn leave(&self, name: &LockName, leave: Leave<'_>, within: Duration) -> StoreResult<()> {
         #[cfg(feature = "redis")]
         if let Self::Redis(store) = self {
             return Box::pin(store.leave(name, leave, within)).await;

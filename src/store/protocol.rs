@@ -51,6 +51,9 @@ pub(crate) enum StoreErrorKind {
     Closed,
 }
 
+/// The answer of the store to one command.
+pub(crate) type StoreResult<T> = Result<T, StoreError>;
+
 impl StoreError {
     pub(crate) fn new(kind: StoreErrorKind) -> Self {
         Self { kind, source: None }

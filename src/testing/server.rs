@@ -19,7 +19,9 @@ use crate::store::memory::records::Volume;
 use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, Notification, Wake};
-use crate::store::{Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, Take, TakePermit, Token};
+use crate::store::{
+    Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, StoreResult, Take, TakePermit, Token,
+};
 use crate::sync::lock;
 
 /// For how long the previous states of written keys are retained: the most that a failover can lose.
@@ -264,7 +266,7 @@ impl ChaosServer {
         node: &Store,
         mut command: Command,
         within: Duration,
-    ) -> Result<CommandAnswer, StoreError> {
+    ) -> StoreResult<CommandAnswer> {
         let (writes, allocates) = command.writes();
         if let Command::Entry(key, command) = command {
             return self.arrive_at_key(node, &key, command, (writes, allocates), within).await;
@@ -301,7 +303,7 @@ impl ChaosServer {
         command: EntryCommand,
         (writes, allocates): (bool, bool),
         within: Duration,
-    ) -> Result<CommandAnswer, StoreError> {
+    ) -> StoreResult<CommandAnswer> {
         self.take_position().await;
         if let Some(store) = self.memory() {
             self.strike(store, key.name());
@@ -396,7 +398,7 @@ impl ChaosServer {
         }
     }
 
-    fn refuse(&self, writes: bool, allocates: bool) -> Result<(), StoreError> {
+    fn refuse(&self, writes: bool, allocates: bool) -> StoreResult<()> {
         let now = Instant::now();
         let mut state = lock(&self.state);
         state.commands += 1;
@@ -506,7 +508,7 @@ async fn run_on_key(
     key: &Key,
     command: EntryCommand,
     within: Duration,
-) -> Result<CommandAnswer, StoreError> {
+) -> StoreResult<CommandAnswer> {
     Ok(match command {
         EntryCommand::LookUp => store.look_up(key, within).await?.into(),
         EntryCommand::Acquire { token, lease, seen, behind, queue } => {
@@ -536,7 +538,7 @@ async fn run_on_lock(
     name: &LockName,
     command: LockCommand,
     within: Duration,
-) -> Result<CommandAnswer, StoreError> {
+) -> StoreResult<CommandAnswer> {
     Ok(match command {
         LockCommand::TakeMutex { token, ttl, queue, instead } => {
             let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
@@ -562,7 +564,7 @@ async fn run_on_lock(
 }
 
 /// Runs a command.
-async fn run(store: &Store, command: Command, within: Duration) -> Result<CommandAnswer, StoreError> {
+async fn run(store: &Store, command: Command, within: Duration) -> StoreResult<CommandAnswer> {
     Ok(match command {
         Command::Entry(key, command) => run_on_key(store, &key, command, within).await?,
         Command::Lock(name, command) => run_on_lock(store, &name, command, within).await?,

@@ -24,7 +24,7 @@ use crate::store::command::{Command, CommandAnswer, EntryCommand};
 use crate::store::protocol::{ReceivedAnnouncement, VolumeListener};
 use crate::store::wake_leases::{Hint, Hints, LeaseWaiters};
 use crate::store::{
-    CommandLine, HandOver, LeaseWatch, Store, StoreError, StoreErrorKind, StoreFuture, Token,
+    CommandLine, HandOver, LeaseWatch, Store, StoreError, StoreErrorKind, StoreFuture, StoreResult, Token,
 };
 use crate::sync::lock;
 
@@ -94,11 +94,7 @@ impl Wire {
     }
 
     /// Sends a command, executed on the server, and waits for its answer for as long as `within`.
-    async fn exchange(
-        self: Arc<Self>,
-        command: Command,
-        within: Duration,
-    ) -> Result<CommandAnswer, StoreError> {
+    async fn exchange(self: Arc<Self>, command: Command, within: Duration) -> StoreResult<CommandAnswer> {
         self.condition.runs().await;
         if self.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
@@ -270,11 +266,7 @@ impl Wire {
         });
     }
 
-    fn arrive(
-        &self,
-        command: Command,
-        within: Duration,
-    ) -> impl Future<Output = Result<CommandAnswer, StoreError>> {
+    fn arrive(&self, command: Command, within: Duration) -> impl Future<Output = StoreResult<CommandAnswer>> {
         self.server.arrive(&self.node, command, within)
     }
 }
@@ -376,7 +368,7 @@ impl WitnessedCommand {
         Self { wire: Arc::clone(wire), key: key.clone(), sent: None, is_ok: false }
     }
 
-    async fn watch<T>(mut self, reply: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    async fn watch<T>(mut self, reply: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
         self.sent = Some(Instant::now());
         let answer = reply.await;
         self.is_ok = answer.is_ok();

@@ -219,7 +219,7 @@ impl MemoryNode {
         key: &Key,
         token: &Token,
         end: impl FnOnce(&mut KeyRecords, usize),
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
             records.tidy(key.name());
@@ -244,14 +244,14 @@ impl MemoryNode {
         self.store.shared.clock_at(moment)
     }
 
-    pub(super) fn look_up(&self, key: &Key) -> Result<Option<Bytes>, StoreError> {
+    pub(super) fn look_up(&self, key: &Key) -> StoreResult<Option<Bytes>> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
         Ok(entry.map(|(entry, _)| entry.clone()))
     }
 
-    pub(super) fn acquire(&self, key: &Key, ask: Acquire<'_>) -> Result<Acquired, StoreError> {
+    pub(super) fn acquire(&self, key: &Key, ask: Acquire<'_>) -> StoreResult<Acquired> {
         let now = Instant::now();
         let mut records = self.store.records();
         let record = records.record(key.name());
@@ -280,7 +280,7 @@ impl MemoryNode {
         }
     }
 
-    pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> Result<TokenCheck, StoreError> {
+    pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         let check = match &mut records.record(key.name()).lease {
             Some((holder, until)) if holder == token => {
@@ -299,14 +299,14 @@ impl MemoryNode {
         token: &Token,
         entry: Bytes,
         keep: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         self.end_lease(key, token, |records, capacity| {
             records.forget_left(key.name());
             records.set_entry(key.name(), entry, keep, capacity);
         })
     }
 
-    pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> Result<TokenCheck, StoreError> {
+    pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> StoreResult<TokenCheck> {
         self.end_lease(key, fail.token, |records, capacity| {
             records.set_left(key.name(), &fail, capacity);
             let record = records.record(key.name());
@@ -322,12 +322,7 @@ impl MemoryNode {
         })
     }
 
-    pub(super) fn hand_over(
-        &self,
-        key: &Key,
-        token: &Token,
-        how: HandOver,
-    ) -> Result<HandedOver, StoreError> {
+    pub(super) fn hand_over(&self, key: &Key, token: &Token, how: HandOver) -> StoreResult<HandedOver> {
         let HandOver { lease, hops, is_leaving } = how;
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
@@ -356,7 +351,7 @@ impl MemoryNode {
         }
     }
 
-    pub(super) fn release(&self, key: &Key, token: &Token) -> Result<TokenCheck, StoreError> {
+    pub(super) fn release(&self, key: &Key, token: &Token) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         if records.end_lease(key.name(), token) {
             self.wake(records, key, &Hint::Finished(None));
@@ -372,7 +367,7 @@ impl MemoryNode {
         key: &Key,
         insert: Option<Insert>,
         announcement: &Announcement,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
         records.attempts(key.name(), self.node, announcement.attempt, capacity)?;
         let record = records.record(key.name());
@@ -432,7 +427,7 @@ impl MemoryNode {
     fn step<'a, T: Send + 'a>(
         &self,
         act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         if self.closed.load(Ordering::Acquire) {
             return Err(StoreError::new(StoreErrorKind::Closed));
         }
@@ -449,7 +444,7 @@ impl MemoryNode {
 macro_rules! lock_commands {
     ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $table:ident.$step:ident($($given:expr),*);)*) => {
         impl MemoryNode {$(
-            pub(super) fn $method(&self, name: &LockName, $($arg: $type),*) -> Result<$answer, StoreError> {
+            pub(super) fn $method(&self, name: &LockName, $($arg: $type),*) -> StoreResult<$answer> {
                 self.step(|locks, step| locks.$table.$step(step, &name.key, $($given),*))
             }
         )*}
@@ -476,7 +471,7 @@ impl MemoryNode {
     }
 
     /// A mutex of this store changes only through this contract, which notifies its waiters.
-    pub(super) fn announce_key_changes(&self, _name: &LockName) -> Result<KeyspaceAnswer, StoreError> {
+    pub(super) fn announce_key_changes(&self, _name: &LockName) -> StoreResult<KeyspaceAnswer> {
         Ok(KeyspaceAnswer::Yes)
     }
 }
@@ -539,7 +534,7 @@ impl KeyRecords {
 }
 
 impl MemoryNode {
-    pub(super) fn look_up_tagged(&self, keys: &[Key], tags: &[Key]) -> Result<TaggedLookUp, StoreError> {
+    pub(super) fn look_up_tagged(&self, keys: &[Key], tags: &[Key]) -> StoreResult<TaggedLookUp> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = |key: &Key| records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
@@ -547,17 +542,17 @@ impl MemoryNode {
         Ok((entries, tags.iter().map(|tag| records.id(tag)).collect()))
     }
 
-    pub(super) fn present_ids(&self, tags: &[Key]) -> Result<Vec<Option<u64>>, StoreError> {
+    pub(super) fn present_ids(&self, tags: &[Key]) -> StoreResult<Vec<Option<u64>>> {
         let mut records = self.store.records();
         Ok(tags.iter().map(|tag| records.id(tag)).collect())
     }
 
-    pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> Result<Vec<u64>, StoreError> {
+    pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> StoreResult<Vec<u64>> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
         Ok(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
     }
 
-    pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> Result<Announced, StoreError> {
+    pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> StoreResult<Announced> {
         let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
         records.attempts(tag.name(), self.node, announcement.attempt, capacity)?;
         records.tags.remove(tag.name());
@@ -571,12 +566,12 @@ impl MemoryNode {
         member: ListMember,
         most: usize,
         life: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         Ok(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
     }
 
     /// A memory store has no replicas to wait for.
-    pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> Result<u32, StoreError> {
+    pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> StoreResult<u32> {
         Ok(replicas)
     }
 }
@@ -586,11 +581,11 @@ impl MemoryNode {
         lock(&self.store.shared.volumes.by_name)
     }
 
-    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> Result<Renewed, StoreError> {
+    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> StoreResult<Renewed> {
         Ok(self.volumes().entry(volume.name().into()).or_default().renew(self.node, renewal))
     }
 
-    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> Result<(), StoreError> {
+    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> StoreResult<()> {
         let mut volumes = self.volumes();
         if let Some(registry) = volumes.get_mut(volume.name()).and_then(|volume| volume.registry.as_mut()) {
             registry.members.retain(|known| *known != member);
@@ -615,11 +610,7 @@ impl MemoryNode {
     }
 
     /// ANNOUNCE. The members are notified outside the locks, after the step.
-    pub(super) fn announce(
-        &self,
-        announcement: &Announcement,
-        name: &ChangedName,
-    ) -> Result<Announced, StoreError> {
+    pub(super) fn announce(&self, announcement: &Announcement, name: &ChangedName) -> StoreResult<Announced> {
         let volume = announcement.volume.name();
         let announced = {
             let mut volumes = self.volumes();
@@ -647,7 +638,7 @@ impl KeyRecords {
         node: Uuid,
         attempt: AttemptNumber,
         capacity: usize,
-    ) -> Result<(), StoreError> {
+    ) -> StoreResult<()> {
         let key = format!("{}:{name}", node.simple());
         if self.voided.get(&key).is_some_and(|latest| *latest > attempt.number) {
             return Err(StoreError::new(StoreErrorKind::TimedOut));

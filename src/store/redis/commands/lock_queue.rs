@@ -22,7 +22,7 @@ use super::Commands;
 use super::lock_steps::{LockStep, mutex_holder};
 use crate::store::redis::scripts;
 use crate::store::wake_locks::{AbsentWaiters, LockWaiters};
-use crate::store::{LockName, StoreError, Token};
+use crate::store::{LockName, StoreResult, Token};
 use crate::sync::lock;
 
 /// How many waiters leave in one call: their queue entries are its arguments.
@@ -102,7 +102,7 @@ impl LeaveJob<'_> {
         commands: &Commands,
         name: &LockName,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let mut leavers = self.next();
         let any = !leavers.is_empty();
         while !leavers.is_empty() {
@@ -199,7 +199,7 @@ async fn find(
     absent_waiters: &mut AbsentWaiters,
     node: Uuid,
     within: Duration,
-) -> Result<(), StoreError> {
+) -> StoreResult<()> {
     let (node, name) = (node.simple().to_string(), absent_waiters.name.clone());
     for from in (0..).step_by(1_000) {
         let args = |cmd: &mut Cmd| {

@@ -18,7 +18,7 @@ use crate::store::load_limit::{EndedLoad, LimitState};
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
 use crate::store::{
-    LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, StoreError, StoreErrorKind,
+    LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, StoreErrorKind, StoreResult,
     Taken, Token,
 };
 
@@ -55,7 +55,7 @@ pub(crate) async fn free_mutex(
     token: &Token,
     ttl: Option<Duration>,
     within: Duration,
-) -> Result<bool, StoreError> {
+) -> StoreResult<bool> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(end(ttl));
     };
@@ -70,7 +70,7 @@ pub(crate) async fn free_permit(
     token: &Token,
     lease: Duration,
     within: Duration,
-) -> Result<PermitFreed, StoreError> {
+) -> StoreResult<PermitFreed> {
     end_load(commands, name, token, (lease, None), within).await.map(|(freed, _)| freed)
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn end_load(
     token: &Token,
     (lease, load): (Duration, Option<EndedLoad>),
     within: Duration,
-) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+) -> StoreResult<(PermitFreed, Option<LimitState>)> {
     let args = |cmd: &mut Cmd| {
         cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
         if let Some(EndedLoad { end, bounds }) = load {
@@ -101,7 +101,7 @@ pub(crate) async fn free(
     token: &Token,
     ttl: Option<Duration>,
     within: Duration,
-) -> Result<(), StoreError> {
+) -> StoreResult<()> {
     match name.is_semaphore() {
         true => free_permit(commands, name, token, ttl.unwrap_or_default(), within).await.map(drop),
         false => free_mutex(commands, name, token, ttl, within).await.map(drop),
@@ -115,7 +115,7 @@ pub(crate) async fn finish_freeing<T>(
     mut more: Option<Vec<u8>>,
     within: Duration,
     read: impl Fn(Value) -> Option<T>,
-) -> Result<Option<T>, StoreError> {
+) -> StoreResult<Option<T>> {
     // A token that holds nothing.
     let (mut unreachable, none, mut last) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
     while let Some(nodes) = more {
@@ -222,7 +222,7 @@ impl<'a> LockStep<'a> {
         args: impl Fn(&mut Cmd) + Sync,
         within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         let call = |by: CallForm| {
             let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
             args(&mut cmd);
@@ -239,7 +239,7 @@ impl<'a> LockStep<'a> {
         args: impl Fn(&mut Cmd) + Sync,
         within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<(T, Option<Vec<u8>>), StoreError> {
+    ) -> StoreResult<(T, Option<Vec<u8>>)> {
         let split = |answer| {
             let (answer, nodes) = to_go_on(answer);
             Some((read(answer)?, nodes))

@@ -34,7 +34,7 @@ use super::errors::OutageLog;
 use super::errors::RefusalLog;
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 use crate::task::{OwnedTask, STABLE};
 
@@ -183,7 +183,7 @@ impl Supervisor {
     }
 
     /// The connection; `None` if the caller has to wait for the first one. On the hit path.
-    fn current(&self) -> Result<Option<LiveConnection>, StoreError> {
+    fn current(&self) -> StoreResult<Option<LiveConnection>> {
         match &self.slot().state {
             ConnectionState::Up(up) => Ok(Some(up.clone())),
             ConnectionState::Connecting(since) if self.breaker.trips_after(since.elapsed()) => Err(silent()),

@@ -28,7 +28,7 @@ use crate::store::redis::scripts::{
 };
 
 impl RedisStore {
-    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> StoreResult<Option<Bytes>> {
         match self.commands.send(key.name(), &get_entry(key.name()), within, SendMode::Repeat).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
@@ -44,7 +44,7 @@ impl RedisStore {
         key: &Key,
         ask: Acquire<'_>,
         within: Duration,
-    ) -> Result<Acquired, StoreError> {
+    ) -> StoreResult<Acquired> {
         self.inbox.open();
         let mut deadline = Deadline::new(&self.commands, within);
         loop {
@@ -86,7 +86,7 @@ impl RedisStore {
         token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(millis(lease));
         };
@@ -100,19 +100,14 @@ impl RedisStore {
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&entry[..]).arg(millis(keep));
         };
         self.run_as_holder(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
     }
 
-    pub(crate) async fn fail(
-        &self,
-        key: &Key,
-        fail: Fail<'_>,
-        within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    pub(crate) async fn fail(&self, key: &Key, fail: Fail<'_>, within: Duration) -> StoreResult<TokenCheck> {
         let (marker, older) = match &fail.older {
             OlderEntry::Stays => (&[][..], "0".to_owned()),
             OlderEntry::Ends => (&[][..], "-".to_owned()),
@@ -133,7 +128,7 @@ impl RedisStore {
         token: &Token,
         how: HandOver,
         within: Duration,
-    ) -> Result<HandedOver, StoreError> {
+    ) -> StoreResult<HandedOver> {
         let HandOver { lease, hops, is_leaving } = how;
         self.commands.hand_over(key.name(), token, Some(lease), (hops, is_leaving), within).await
     }
@@ -143,7 +138,7 @@ impl RedisStore {
         key: &Key,
         token: &Token,
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         self.run_as_holder(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await
     }
 
@@ -155,7 +150,7 @@ impl RedisStore {
         write: Write,
         announcement: &Announcement,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         let began = Instant::now();
         let announces = !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed);
         // The token for the fence. Its node does not exist.
@@ -199,7 +194,7 @@ impl RedisStore {
         token: &Token,
         (size, args): (usize, impl Fn(&mut Cmd) + Sync),
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let sent = Instant::now();
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str());

@@ -24,7 +24,7 @@ impl RedisStore {
         name: &LockName,
         ask: Take<'_>,
         within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
+    ) -> StoreResult<MutexTaken> {
         self.inbox.open();
         let again = self.grants.begin_take(ask.token);
         let (mut unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
@@ -72,16 +72,11 @@ impl RedisStore {
         token: &Token,
         ttl: Option<Duration>,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         self.freeing(name, free_mutex(&self.commands, name, token, ttl, within)).await
     }
 
-    pub(crate) async fn leave(
-        &self,
-        name: &LockName,
-        leave: Leave<'_>,
-        within: Duration,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn leave(&self, name: &LockName, leave: Leave<'_>, within: Duration) -> StoreResult<()> {
         let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
         let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
         if matches!(joined, LeaveRole::Removed) {
@@ -105,7 +100,7 @@ impl RedisStore {
         token: &Token,
         ttl: Option<Duration>,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str()).arg(end(ttl));
         };
@@ -116,11 +111,11 @@ impl RedisStore {
         &self,
         name: &LockName,
         within: Duration,
-    ) -> Result<Option<MutexHolder>, StoreError> {
+    ) -> StoreResult<Option<MutexHolder>> {
         LockStep::alone(&scripts::MUTEX_LOOK, name).run(&self.commands, |_| {}, within, mutex_holder).await
     }
 
-    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> Result<bool, StoreError> {
+    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> StoreResult<bool> {
         let step = LockStep::giving(&scripts::MUTEX_BREAK, name);
         let (was_held, more) = step.run_part(&self.commands, |_| {}, within, yes).await?;
         finish_freeing(&self.commands, name, more, within, yes).await?;
@@ -132,7 +127,7 @@ impl RedisStore {
         name: &LockName,
         ask: TakePermit<'_>,
         within: Duration,
-    ) -> Result<PermitTaken, StoreError> {
+    ) -> StoreResult<PermitTaken> {
         self.inbox.open();
         let again = self.grants.begin_take(ask.token);
         let mut unreachable = UnreachableNodes::default();
@@ -160,7 +155,7 @@ impl RedisStore {
         token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Result<PermitFreed, StoreError> {
+    ) -> StoreResult<PermitFreed> {
         self.freeing(name, free_permit(&self.commands, name, token, lease, within)).await
     }
 
@@ -170,7 +165,7 @@ impl RedisStore {
         token: &Token,
         (lease, load): (Duration, EndedLoad),
         within: Duration,
-    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
+    ) -> StoreResult<(PermitFreed, Option<LimitState>)> {
         self.freeing(name, end_load(&self.commands, name, token, (lease, Some(load)), within)).await
     }
 
@@ -180,7 +175,7 @@ impl RedisStore {
         token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str()).arg(millis(lease));
         };
@@ -194,7 +189,7 @@ impl RedisStore {
         &self,
         name: &LockName,
         within: Duration,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
+    ) -> StoreResult<Option<SemaphoreState>> {
         let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
         look.run(&self.commands, |_| {}, within, semaphore_state).await
     }
@@ -204,7 +199,7 @@ impl RedisStore {
         name: &LockName,
         change: SemaphoreChange,
         within: Duration,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
+    ) -> StoreResult<Option<SemaphoreState>> {
         let args = |cmd: &mut Cmd| match change {
             SemaphoreChange::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
             SemaphoreChange::Add { permits, semaphore } => {
@@ -254,7 +249,7 @@ impl RedisStore {
         &self,
         name: &LockName,
         within: Duration,
-    ) -> Result<KeyspaceAnswer, StoreError> {
+    ) -> StoreResult<KeyspaceAnswer> {
         self.keyspace.announce(&name.key, within).await
     }
 
@@ -279,8 +274,8 @@ impl RedisStore {
     async fn freeing<T>(
         &self,
         name: &LockName,
-        step: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
+        step: impl Future<Output = StoreResult<T>>,
+    ) -> StoreResult<T> {
         let freed = step.await;
         if !self.inbox.hears() {
             drop(self.grants.notify_missed(&name.key, None));
