@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
 use super::Commands;
-use super::lock_steps::{LockStep, mutex_holder};
+use super::lock_steps::{LockCalls, mutex_holder};
 use crate::store::redis::scripts;
 use crate::store::wake_locks::{AbsentWaiters, LockWaiters};
 use crate::store::{LockName, StoreResult, Token};
@@ -97,12 +97,7 @@ impl LeaveJob<'_> {
     }
 
     /// Removes from the queue the waiters that have come since the last call; returns whether there were any.
-    pub(crate) async fn remove_others(
-        &mut self,
-        commands: &Commands,
-        name: &LockName,
-        within: Duration,
-    ) -> StoreResult<bool> {
+    pub(crate) async fn remove_others(&mut self, calls: LockCalls<'_>) -> StoreResult<bool> {
         let mut leavers = self.next();
         let any = !leavers.is_empty();
         while !leavers.is_empty() {
@@ -111,8 +106,7 @@ impl LeaveJob<'_> {
                     cmd.arg(&leaver.position);
                 }
             };
-            let leave = LockStep::queueing(&scripts::LEAVE, name);
-            let (handled, mut removed) = leave.run(commands, args, within, read_leave).await?;
+            let (handled, mut removed) = calls.run(&scripts::LEAVE, args, read_leave).await?;
             removed.sort_unstable();
             let later = leavers.split_off(handled.clamp(1, leavers.len()));
             for (number, leaver) in leavers.into_iter().enumerate() {
@@ -201,12 +195,12 @@ async fn find(
     within: Duration,
 ) -> StoreResult<()> {
     let (node, name) = (node.simple().to_string(), absent_waiters.name.clone());
+    let calls = LockCalls { commands, name: &name, within };
     for from in (0..).step_by(1_000) {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&node).arg(from);
         };
-        let (more, tokens) =
-            LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, read_waiting).await?;
+        let (more, tokens) = calls.run(&scripts::WAITING, args, read_waiting).await?;
         tokens.iter().for_each(|token| absent_waiters.found(token));
         if !more {
             break;
@@ -231,8 +225,8 @@ async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Dura
         if absent_waiters.is_empty() || absent_waiters.name.is_semaphore() {
             continue;
         }
-        let look = LockStep::alone(&scripts::MUTEX_LOOK, &absent_waiters.name);
-        if let Ok(Some(holder)) = look.run(&commands, |_| {}, within, mutex_holder).await
+        let calls = LockCalls { commands: &commands, name: &absent_waiters.name, within };
+        if let Ok(Some(holder)) = calls.run(&scripts::MUTEX_LOOK, |_| {}, mutex_holder).await
             && let Some(token) = Token::parse(&holder.token)
         {
             absent_waiters.notify(&token);
