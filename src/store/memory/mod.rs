@@ -23,7 +23,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::locks::{LockTable, MutexStep};
+use self::locks::{LockStep, LockTable};
 use self::records::{AROUND, KeyRecords, later};
 use self::records::{Volume, Volumes};
 use super::load_limit::{EndedLoad, LimitState};
@@ -424,9 +424,10 @@ impl MemoryNode {
 
 impl MemoryNode {
     /// Runs a step on the locks at once and returns its answer.
-    fn step<'a, T: Send + 'a>(
+    fn step<T>(
         &self,
-        act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
+        key: &Arc<str>,
+        act: impl FnOnce(&mut LockTable, &mut LockStep<'_>) -> T,
     ) -> StoreResult<T> {
         if self.closed.load(Ordering::Acquire) {
             return Err(StoreError::new(StoreErrorKind::Closed));
@@ -435,17 +436,18 @@ impl MemoryNode {
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
         let notify = |token: &Token, hint| shared.notify_lock(token, hint);
-        let mut step = MutexStep { now, now_us, grants: &shared.grants, notify: &notify, wakes: Vec::new() };
+        let (grants, wakes) = (&*shared.grants, Vec::new());
+        let mut step = LockStep { key, now, now_us, grants, notify: &notify, wakes };
         Ok(act(&mut lock(&shared.locks), &mut step))
     }
 }
 
 /// The commands of locks: each is a step on the table of the mutexes or of the semaphores, under the lock's key.
 macro_rules! lock_commands {
-    ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $table:ident.$step:ident($($given:expr),*);)*) => {
+    ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $table:ident.$step:ident($($given:expr),*)$(.$part:tt)?;)*) => {
         impl MemoryNode {$(
             pub(super) fn $method(&self, name: &LockName, $($arg: $type),*) -> StoreResult<$answer> {
-                self.step(|locks, step| locks.$table.$step(step, &name.key, $($given),*))
+                self.step(&name.key, |locks, step| locks.$table.$step(step, $($given),*)$(.$part)?)
             }
         )*}
     };
@@ -458,8 +460,8 @@ lock_commands! {
     look_at_mutex() -> Option<MutexHolder> = mutexes.look();
     break_mutex() -> bool = mutexes.force();
     take_permit(ask: TakePermit<'_>) -> PermitTaken = semaphores.take(&ask);
-    free_permit(token: &Token, lease: Duration) -> PermitFreed = semaphores.free(token, lease);
-    end_load(token: &Token, load: (Duration, EndedLoad)) -> (PermitFreed, Option<LimitState>) = semaphores.end_load(token, load);
+    free_permit(token: &Token, lease: Duration) -> PermitFreed = semaphores.free(token, lease, None).0;
+    end_load(token: &Token, load: (Duration, EndedLoad)) -> (PermitFreed, Option<LimitState>) = semaphores.free(token, load.0, Some(load.1));
     refresh_permit(token: &Token, lease: Duration) -> bool = semaphores.refresh(token, lease);
     look_at_semaphore() -> Option<SemaphoreState> = semaphores.look();
     change_semaphore(change: SemaphoreChange) -> Option<SemaphoreState> = semaphores.change(change);
