@@ -10,7 +10,6 @@ pub(crate) mod retained;
 pub(crate) mod turns;
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -34,7 +33,7 @@ use crate::observe::{
 use crate::policy::Policy;
 use crate::store::protocol::{Announced, ChangedName};
 use crate::store::{Store, StoreError, StoreResult};
-use crate::sync::lock;
+use crate::sync::{lock, until};
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 use crate::value::entry::{TagId, Unreadable};
 use crate::value::{FlightOutcome, Found, StoredEntry};
@@ -248,12 +247,7 @@ impl GuardState {
 
     /// Waits until a shutdown's deadline has passed.
     pub(crate) async fn leaving(&self) {
-        let mut left = pin!(self.left.notified());
-        // Registered before the flag is read, so that no notification is missed.
-        left.as_mut().enable();
-        if !self.is_leaving() {
-            left.await;
-        }
+        until(&self.left, || self.is_leaving()).await;
     }
 
     pub(crate) fn count(&self, count: GuardCount) {
