@@ -24,7 +24,6 @@ pub(crate) mod typed;
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -327,14 +326,7 @@ impl StampedeGuard {
     }
 }
 
-impl fmt::Debug for StampedeGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StampedeGuard")
-            .field("namespace", &self.state.namespace)
-            .field("policy", &self.policy())
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: StampedeGuard { namespace: self.state.namespace, policy: self.policy() });
 
 /// A handle with the newest policy, for one call.
 pub(crate) type Current<'a> = Cow<'a, StampedeGuard>;
@@ -422,7 +414,6 @@ impl StampedeGuard {
 }
 
 /// The part that all clones of one handle share: the guard state and the newest policy.
-#[derive(Debug)]
 struct PolicySlot {
     state: Arc<GuardState>,
     /// Unlike an address, an id is never reused by another slot.

@@ -43,7 +43,6 @@ use crate::value::{FlightOutcome, Found, StoredEntry};
 const LONGEST_OF_OTHERS: usize = 64 * 1024 * 1024;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
-#[derive(Debug)]
 pub(crate) struct GuardState {
     pub(crate) store: Store,
     /// Escaped, as it is written in key names.

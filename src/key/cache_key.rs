@@ -125,11 +125,7 @@ impl fmt::Display for CacheKey {
     }
 }
 
-impl fmt::Debug for CacheKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CacheKey({self})")
-    }
-}
+debug_as!(self: CacheKey => "CacheKey({})", self);
 
 /// Writes `part` without separators, braces and unprintable bytes.
 fn escape_into(text: &mut KeyText, part: &[u8]) {

@@ -21,7 +21,6 @@ const WITHIN: Duration = Duration::from_millis(500);
 
 /// A change and its announcement, which is repeated under new ids until one has an answer. It belongs to one task, so the attempt that has
 /// the answer is the latest one.
-#[derive(Debug)]
 pub(crate) struct AnnouncedChange<'a> {
     tier: &'a Arc<LocalTier>,
     name: ChangedName,

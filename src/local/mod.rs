@@ -44,7 +44,6 @@ pub(crate) const DEFAULT_TERM: Duration = Duration::from_secs(2);
 pub(crate) const DEFAULT_CAPACITY: u64 = 64 * 1024 * 1024;
 
 /// One guard's membership in its volume, and its copies.
-#[derive(Debug)]
 pub(crate) struct LocalTier {
     /// The key of the volume.
     volume: Key,

@@ -369,15 +369,9 @@ impl Drop for LockRegistry {
     }
 }
 
-impl fmt::Debug for LockRegistry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockRegistry")
-            .field("namespace", &self.namespace)
-            .field("command_timeout", &self.command_timeout)
-            .field("of_guard", &self.guard.is_some())
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: LockRegistry {
+    namespace: self.namespace, command_timeout: self.command_timeout, of_guard: self.guard.is_some()
+});
 
 /// How a caller waits.
 #[derive(Clone, Copy, Debug)]

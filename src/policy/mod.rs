@@ -16,7 +16,6 @@ mod file;
 mod tests;
 
 use std::any::{Any, TypeId, type_name};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -505,11 +504,7 @@ type Compare = dyn Fn([Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
 #[derive(Clone)]
 struct SameValue(Arc<Compare>);
 
-impl fmt::Debug for SameValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SameValue(..)")
-    }
-}
+debug_as!(self: SameValue => "SameValue(..)");
 
 impl PartialEq for SameValue {
     fn eq(&self, other: &Self) -> bool {
@@ -590,11 +585,7 @@ impl PartialEq for ErrorType {
     }
 }
 
-impl fmt::Debug for ErrorType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
+debug_as!(self: ErrorType => "{}", self.name);
 
 /// One codec for the errors of all policies, because the processes of a rolling deploy may have different codecs for values.
 const CODEC: Codec = Codec::MessagePack;

@@ -19,7 +19,6 @@ use crate::task::Tracked;
 use crate::value::FlightOutcome;
 
 /// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.
-#[derive(Debug)]
 pub(crate) struct Lease {
     pub(super) state: Arc<GuardState>,
     pub(super) key: Key,

@@ -67,7 +67,7 @@ use crate::key::Key;
 /// # Cancel safety
 ///
 /// Dropping a command's future abandons the answer, not the command.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Store {
     Memory(Arc<MemoryNode>),
     #[cfg(feature = "redis")]
@@ -79,7 +79,7 @@ pub(crate) enum Store {
 
 /// One node's end of a wire to another store.
 #[cfg(feature = "testing")]
-pub(crate) trait CommandLine: std::fmt::Debug + Send + Sync {
+pub(crate) trait CommandLine: Send + Sync {
     /// The store at the other end, as the node would use it without the wire.
     fn far(&self) -> &Store;
 

@@ -1,6 +1,5 @@
 //! [`ChaosStore`], a store with injected faults that follow a seed, and its [`Replica`]s.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -266,11 +265,7 @@ impl<S> ChaosStore<S> {
     }
 }
 
-impl<S> fmt::Debug for ChaosStore<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChaosStore").finish_non_exhaustive()
-    }
-}
+debug_as!(self: ChaosStore<S> {});
 
 /// One replica's connection to a [`ChaosStore`]: make a guard from it to cut off, stop or kill that guard.
 ///
@@ -373,8 +368,4 @@ impl From<Replica> for Backend {
     }
 }
 
-impl fmt::Debug for Replica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Replica").field("condition", &self.condition).finish_non_exhaustive()
-    }
-}
+debug_as!(self: Replica { condition: self.condition });

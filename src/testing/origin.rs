@@ -353,9 +353,4 @@ impl Drop for RunningLoad<'_> {
     }
 }
 
-impl fmt::Debug for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (keys, loads) = (lock(&self.shared.state).by_key.len(), self.total_loads());
-        f.debug_struct("Origin").field("keys", &keys).field("loads", &loads).finish_non_exhaustive()
-    }
-}
+debug_as!(self: Origin { keys: lock(&self.shared.state).by_key.len(), loads: self.total_loads() });

@@ -1,7 +1,6 @@
 //! [`ChaosServer`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -32,7 +31,6 @@ pub(super) const LONGEST_ECHO: Duration = Duration::from_secs(1);
 const LONGEST_STEP_MS: i64 = 3_600_000;
 
 /// The state that all lines of one chaos store share.
-#[derive(Debug)]
 pub(super) struct ChaosServer {
     far: Backing,
     pub(super) odds: Mutex<Odds>,
@@ -53,13 +51,13 @@ enum Backing {
 }
 
 /// The commands of a server that executes one after the other.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct CommandQueue {
     each: Duration,
     busy_until: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct ServerState {
     /// The state of each written key and volume before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, Snapshot)>,
@@ -71,14 +69,13 @@ struct ServerState {
 }
 
 /// The state of a key or of a volume.
-#[derive(Debug)]
 enum Snapshot {
     Key(KeySnapshot),
     Volume(Volume),
 }
 
 /// The client's end of a line, as the server sees it.
-pub(super) trait LineEnd: fmt::Debug + Send + Sync {
+pub(super) trait LineEnd: Send + Sync {
     /// The condition of its replica: this very one belongs to that replica (compared by pointer).
     fn condition(&self) -> &Arc<Condition>;
 
@@ -106,7 +103,7 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
 }
 
 /// A test's observer of all events in the server.
-pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
+pub(crate) trait Witness: Send + Sync {
     /// Runs the command, and observes its effect. `run` is the correct store.
     fn run(
         &self,
@@ -490,15 +487,6 @@ impl Notifier for ChaosServer {
             });
         }
         (wake.is_some(), wake)
-    }
-}
-
-impl fmt::Debug for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory(store) => store.fmt(f),
-            Self::Other(_) => f.write_str("Other"),
-        }
     }
 }
 

@@ -36,7 +36,6 @@ const LONGEST_MESSAGE_LOSS: Duration = Duration::from_secs(1);
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
-#[derive(Debug)]
 pub(super) struct Wire {
     server: Arc<ChaosServer>,
     /// The store at the other end, as this guard would use it without the wire.

@@ -14,7 +14,6 @@ pub(crate) mod records;
 mod tests;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -187,14 +186,9 @@ impl Default for MemoryStore {
     }
 }
 
-impl fmt::Debug for MemoryStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("capacity", &self.shared.capacity).finish_non_exhaustive()
-    }
-}
+debug_as!(self: MemoryStore { capacity: self.shared.capacity });
 
 /// A [`MemoryStore`] with the identity of one node.
-#[derive(Debug)]
 pub(crate) struct MemoryNode {
     store: MemoryStore,
     node: Uuid,

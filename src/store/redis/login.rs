@@ -443,15 +443,7 @@ impl Credentials {
     }
 }
 
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { username, password: _, valid_for } = self;
-        f.debug_struct("Credentials")
-            .field("username", username)
-            .field("valid_for", valid_for)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: Credentials { username: self.username, valid_for: self.valid_for });
 
 type Provided = Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>>;
 

@@ -9,9 +9,9 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
+use std::io;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use std::{fmt, io};
 
 use futures_util::FutureExt as _;
 use redis::{RedisError, RedisResult};
@@ -107,12 +107,6 @@ impl Subscriber {
             () if self.commands.down().is_some() => LinkState::Down,
             () => LinkState::Connecting,
         }
-    }
-}
-
-impl fmt::Debug for Subscriber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscriber").field("nodes", &self.recipients.borrow().len()).finish_non_exhaustive()
     }
 }
 

@@ -16,7 +16,6 @@ pub(super) mod slots;
 mod tests;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -235,12 +234,7 @@ impl Cluster {
     }
 }
 
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let masters = self.coverage().map_or(0, |coverage| coverage.masters.len());
-        f.debug_struct("Cluster").field("masters", &masters).finish_non_exhaustive()
-    }
-}
+debug_as!(self: Cluster { masters: self.coverage().map_or(0, |coverage| coverage.masters.len()) });
 
 /// How often a command follows a redirection without a pause. If the map lacks one change, it is correct after the first
 /// redirection.

@@ -29,10 +29,9 @@ use crate::sync::lock;
 const AT_ONCE: usize = 2_000;
 
 /// For each lock that a waiter is leaving, the other waiters that leave with it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
-#[derive(Debug)]
 struct LeavingWaiter {
     position: String,
     /// Sent when the entry was removed from the queue; if it is dropped, the waiter must leave alone.

@@ -27,7 +27,7 @@ pub(super) mod lock_queue;
 pub(crate) mod lock_steps;
 
 /// The connections of one node for commands.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(in crate::store) struct Commands {
     pub(super) route: Route,
     /// Whether the node has ended; other nodes may still use its connections.
@@ -35,7 +35,7 @@ pub(in crate::store) struct Commands {
 }
 
 /// Where the commands go.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Route {
     One(Arc<Supervisor>),
     #[cfg(feature = "cluster")]

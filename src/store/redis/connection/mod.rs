@@ -17,7 +17,6 @@ pub(crate) mod send;
 #[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
 mod tests;
 
-use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -250,13 +249,6 @@ impl Supervisor {
 
     fn slot(&self) -> MutexGuard<'_, ConnectionSlot> {
         lock(&self.slot)
-    }
-}
-
-impl fmt::Debug for Supervisor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(self.slot().state, ConnectionState::Up(_));
-        f.debug_struct("Supervisor").field("up", &up).finish_non_exhaustive()
     }
 }
 
