@@ -63,7 +63,7 @@ impl LockStep<'_> {
     }
 
     /// Notifies the waiters for a lock, except its present holder `aside`, that its time ends sooner than they know.
-    pub(super) fn notify_sooner(&mut self, aside: Option<&Token>) {
+    fn notify_sooner(&mut self, aside: Option<&Token>) {
         self.wakes.extend(self.grants.notify_missed(self.key, aside));
     }
 }

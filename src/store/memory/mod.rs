@@ -56,7 +56,6 @@ pub struct MemoryStore {
 }
 
 struct MemoryShared {
-    capacity: usize,
     started: Instant,
     started_ms: u64,
     records: Mutex<KeyRecords>,
@@ -113,10 +112,9 @@ impl MemoryStore {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         Self {
             shared: Arc::new(MemoryShared {
-                capacity: bytes,
                 started: Instant::now(),
                 started_ms,
-                records: Mutex::default(),
+                records: Mutex::new(KeyRecords::new(bytes)),
                 watches: Arc::default(),
                 locks: Mutex::default(),
                 grants: Arc::default(),
@@ -186,7 +184,7 @@ impl Default for MemoryStore {
     }
 }
 
-debug_as!(self: MemoryStore { capacity: self.shared.capacity });
+debug_as!(self: MemoryStore { capacity: self.records().capacity });
 
 /// A [`MemoryStore`] with the identity of one node.
 pub(crate) struct MemoryNode {
@@ -212,20 +210,18 @@ impl MemoryNode {
         &self,
         key: &Key,
         token: &Token,
-        end: impl FnOnce(&mut KeyRecords, usize),
+        end: impl FnOnce(&mut KeyRecords),
     ) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
             records.tidy(key.name());
             return Ok(TokenCheck::Lost);
         }
-        end(&mut records, self.store.shared.capacity);
+        end(&mut records);
         self.wake(records, key, &Hint::Finished(Some(token.clone())));
         Ok(TokenCheck::Held)
     }
-}
 
-impl MemoryNode {
     pub(super) fn node(&self) -> Uuid {
         self.node
     }
@@ -294,21 +290,21 @@ impl MemoryNode {
         entry: Bytes,
         keep: Duration,
     ) -> StoreResult<TokenCheck> {
-        self.end_lease(key, token, |records, capacity| {
+        self.end_lease(key, token, |records| {
             records.forget_left(key.name());
-            records.set_entry(key.name(), entry, keep, capacity);
+            records.set_entry(key.name(), entry, keep);
         })
     }
 
     pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> StoreResult<TokenCheck> {
-        self.end_lease(key, fail.token, |records, capacity| {
-            records.set_left(key.name(), &fail, capacity);
+        self.end_lease(key, fail.token, |records| {
+            records.set_left(key.name(), &fail);
             let record = records.record(key.name());
             let stored = record.entry.as_ref().map(|(entry, _)| entry);
             let (is_seen, is_empty) = (stored.is_some() && fail.seen == stored, stored.is_none());
             match fail.older {
                 OlderEntry::Marked(marker, keep) if is_seen || is_empty => {
-                    records.set_entry(key.name(), marker, keep, capacity);
+                    records.set_entry(key.name(), marker, keep);
                 }
                 OlderEntry::Ends if is_seen => records.forget_entry(key.name()),
                 OlderEntry::Stays | OlderEntry::Ends | OlderEntry::Marked(..) => {}
@@ -362,8 +358,8 @@ impl MemoryNode {
         insert: Option<Insert>,
         announcement: &Announcement,
     ) -> StoreResult<Announced> {
-        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        records.attempts(key.name(), self.node, announcement.attempt, capacity)?;
+        let mut records = self.store.records();
+        records.attempts(key.name(), self.node, announcement.attempt)?;
         let record = records.record(key.name());
         record.lease = None;
         let stored =
@@ -373,7 +369,7 @@ impl MemoryNode {
         if let Some(Insert { entry, keep, over }) = insert
             && over.is_none_or(|over| stored.is_some_and(|stored| stored == over || stored == entry))
         {
-            records.set_entry(key.name(), entry, keep, capacity);
+            records.set_entry(key.name(), entry, keep);
         }
         self.wake(records, key, &Hint::Invalidated);
         self.announce(announcement, &ChangedName::value(key))
@@ -414,9 +410,7 @@ impl MemoryNode {
             .advice("a guard on a Redis client where several processes share an origin");
         vec![memory]
     }
-}
 
-impl MemoryNode {
     /// Runs a step on the locks at once and returns its answer.
     fn step<T>(
         &self,
@@ -482,26 +476,19 @@ impl KeyRecords {
         self.tags.get(tag.name()).copied()
     }
 
-    fn make_id(&mut self, tag: &Key, life: Duration, capacity: usize) -> u64 {
+    fn make_id(&mut self, tag: &Key, life: Duration) -> u64 {
         let until = later(Instant::now(), life);
         if let Some(id) = self.tags.get_until(tag.name(), until) {
             return *id;
         }
         let (id, bytes) = (fastrand::u64(..), 2 * tag.name().len() + size_of::<u64>() + AROUND);
-        if self.tags.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
+        if self.tags.make_room(bytes, self.capacity / PART) && self.make_room(bytes) {
             self.tags.put(tag.name(), id, bytes, until);
         }
         id
     }
 
-    fn enlist(
-        &mut self,
-        list: &Key,
-        member: ListMember,
-        most: usize,
-        life: Duration,
-        capacity: usize,
-    ) -> bool {
+    fn enlist(&mut self, list: &Key, member: ListMember, most: usize, life: Duration) -> bool {
         let name = list.name();
         let members = self.lists.get(name);
         let (is_new, length) = (members.is_none(), members.as_ref().map_or(0, |members| members.len()));
@@ -510,7 +497,7 @@ impl KeyRecords {
         }
         let bytes = size_of::<ListMember>() + if is_new { 2 * name.len() + AROUND } else { 0 };
         let has_room =
-            length < most && self.lists.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity);
+            length < most && self.lists.make_room(bytes, self.capacity / PART) && self.make_room(bytes);
         if !has_room {
             return false;
         }
@@ -544,13 +531,13 @@ impl MemoryNode {
     }
 
     pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> StoreResult<Vec<u64>> {
-        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        Ok(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
+        let mut records = self.store.records();
+        Ok(tags.iter().map(|tag| records.make_id(tag, life)).collect())
     }
 
     pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> StoreResult<Announced> {
-        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        records.attempts(tag.name(), self.node, announcement.attempt, capacity)?;
+        let mut records = self.store.records();
+        records.attempts(tag.name(), self.node, announcement.attempt)?;
         records.tags.remove(tag.name());
         drop(records);
         self.announce(announcement, &ChangedName::tag(tag))
@@ -563,16 +550,14 @@ impl MemoryNode {
         most: usize,
         life: Duration,
     ) -> StoreResult<bool> {
-        Ok(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
+        Ok(self.store.records().enlist(list, member, most, life))
     }
 
     /// A memory store has no replicas to wait for.
     pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> StoreResult<u32> {
         Ok(replicas)
     }
-}
 
-impl MemoryNode {
     fn volumes(&self) -> MutexGuard<'_, HashMap<Box<str>, Volume>> {
         lock(&self.store.shared.volumes.by_name)
     }
@@ -628,13 +613,7 @@ impl MemoryNode {
 impl KeyRecords {
     /// Begins an attempt at a change of this name: refuses it if a later one has voided it, else records that it voids
     /// earlier ones.
-    fn attempts(
-        &mut self,
-        name: &str,
-        node: Uuid,
-        attempt: AttemptNumber,
-        capacity: usize,
-    ) -> StoreResult<()> {
+    fn attempts(&mut self, name: &str, node: Uuid, attempt: AttemptNumber) -> StoreResult<()> {
         let key = format!("{}:{name}", node.simple());
         if self.voided.get(&key).is_some_and(|latest| *latest > attempt.number) {
             return Err(StoreError::new(StoreErrorKind::TimedOut));
@@ -642,7 +621,7 @@ impl KeyRecords {
         if attempt.voids_earlier {
             let bytes = 2 * key.len() + size_of::<u64>() + AROUND;
             self.voided.remove(&key);
-            if self.voided.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
+            if self.voided.make_room(bytes, self.capacity / PART) && self.make_room(bytes) {
                 self.voided.put(&key, attempt.number, bytes, later(Instant::now(), VOIDED_FOR));
             }
         }
