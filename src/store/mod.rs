@@ -141,6 +141,22 @@ macro_rules! call {
 
 /// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
 /// as owned data, the [`Command`] behind the `=`.
+/// An attempt to reach the server: on a line, first over the line. A memory store is always reached.
+macro_rules! reach {
+    ($self:ident, $within:ident, $store:ident => $call:expr) => {
+        call!(
+            $self,
+            $store => Box::pin($call).await,
+            line => {
+                line.reaches($within).await?;
+                let $store = line.far();
+                Box::pin($call).await
+            },
+            _ => Ok(())
+        )
+    };
+}
+
 macro_rules! commands {
     ($($(#[$doc:meta])* $method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $command:expr;)*) => {
         #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
@@ -302,7 +318,7 @@ impl Store {
 
     /// Whether keys are on several servers, which fail independently.
     pub(crate) fn is_spread(&self) -> bool {
-        call!(self, store => store.is_spread(), false)
+        call!(self, store => store.commands.is_spread(), false)
     }
 
     /// LOOK UP: the stored bytes, if there are any. This is all that a hit does, so that its future is not boxed: a box of
@@ -345,48 +361,24 @@ impl Store {
 
     /// Whether hints arrive at present. While they may not, waits are cut short.
     pub(crate) fn hints_arrive(&self) -> bool {
-        call!(self, store => store.hints_arrive(), line => line.hints_arrive(), _ => true)
+        call!(self, store => store.inbox.hears(), line => line.hints_arrive(), _ => true)
     }
 
     /// Waits until commands can be sent, at most `within`; also opens the inbox, which is otherwise opened at its first
     /// use.
     pub(crate) async fn connect(&self, within: Duration) -> StoreResult<()> {
-        call!(
-            self,
-            store => Box::pin(store.connect(within)).await,
-            line => {
-                line.reaches(within).await?;
-                Box::pin(line.far().connect(within)).await
-            },
-            _ => Ok(())
-        )
+        reach!(self, within, store => store.connect(within))
     }
 
     /// Returns an error if the store lacks a command that loads need, or if this user has no right to it. Neither changes by
     /// itself. `key` must be an unused key.
     pub(crate) async fn probe(&self, key: &Key, within: Duration) -> StoreResult<()> {
-        call!(
-            self,
-            store => Box::pin(store.probe(key, within)).await,
-            line => {
-                line.reaches(within).await?;
-                Box::pin(line.far().probe(key, within)).await
-            },
-            _ => Ok(())
-        )
+        reach!(self, within, store => store.probe(key, within))
     }
 
     /// Waits until commands about the key of this name can be sent, at most `within`. Does not wait for the inbox.
     pub(crate) async fn reach(&self, name: &str, within: Duration) -> StoreResult<()> {
-        call!(
-            self,
-            store => Box::pin(store.reach(name, within)).await,
-            line => {
-                line.reaches(within).await?;
-                Box::pin(line.far().reach(name, within)).await
-            },
-            _ => Ok(())
-        )
+        reach!(self, within, store => store.reach(name, within))
     }
 
     /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.
@@ -466,7 +458,7 @@ impl Store {
     /// Whether a waiter must confirm a grant by a take at once: a store that cannot know whether grants arrive lets them
     /// end soon.
     pub(crate) fn grants_are_claims(&self) -> bool {
-        call!(self, store => store.is_spread(), line => line.far().grants_are_claims(), _ => false)
+        call!(self, store => store.commands.is_spread(), line => line.far().grants_are_claims(), _ => false)
     }
 
     /// Notifies the announcer that this node has dropped its copies of the announced name. Does not wait; the message may be

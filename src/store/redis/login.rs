@@ -436,7 +436,7 @@ impl Credentials {
     }
 
     /// Whether a login with the others would be the same login.
-    pub(crate) fn are_as_good_as(&self, others: &Self) -> bool {
+    fn are_as_good_as(&self, others: &Self) -> bool {
         (&self.username, &self.password) == (&others.username, &others.password)
             && self.valid_for.is_none()
             && others.valid_for.is_none()

@@ -30,7 +30,7 @@ const MOST_REPLICATING: usize = 4;
 pub(crate) struct RedisStore {
     pub(super) connections: Arc<Connections>,
     pub(in crate::store) commands: Commands,
-    pub(super) inbox: Arc<Inbox>,
+    pub(in crate::store) inbox: Arc<Inbox>,
     pub(super) watches: Arc<LeaseWaiters>,
     pub(super) grants: Arc<LockWaiters>,
     pub(super) leaving: LeaveBatches,

@@ -218,10 +218,10 @@ pub(super) fn push_seen(cmd: &mut Cmd, seen: Option<&Bytes>) {
     }
 }
 
-/// Adds the latest moment at which a command may run, in milliseconds of the server's clock.
-pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
-    match last {
-        Some(last) => cmd.arg(last),
+/// Adds a number, such as the latest moment at which a command may run, in milliseconds of the server's clock; `""` for none.
+pub(super) fn push_number(cmd: &mut Cmd, number: Option<u64>) {
+    match number {
+        Some(number) => cmd.arg(number),
         None => cmd.arg(""),
     };
 }
@@ -229,11 +229,8 @@ pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
 /// Adds the arguments that `attempt.lua` reads: the first three of a change.
 pub(super) fn push_attempt(cmd: &mut Cmd, attempt: AttemptNumber, last: Option<u64>) {
     cmd.arg(attempt.number);
-    match attempt.voids_earlier {
-        true => cmd.arg(millis(VOIDED_FOR)),
-        false => cmd.arg(""),
-    };
-    push_moment(cmd, last);
+    push_number(cmd, attempt.voids_earlier.then(|| millis(VOIDED_FOR)));
+    push_number(cmd, last);
 }
 
 /// Adds an id, as 32 digits.

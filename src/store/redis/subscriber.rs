@@ -393,7 +393,7 @@ impl Liveness {
     }
 
     /// A ping was sent.
-    pub(crate) fn ping_sent(&self) {
+    fn ping_sent(&self) {
         lock(&self.0).ping_sent_at = Some(Instant::now());
     }
 

@@ -63,11 +63,7 @@ enum RefreshResult {
 }
 
 /// Refreshes the map while the cluster exists.
-pub(super) async fn refresh_topology(
-    refresh_task: TaskRef<Cluster>,
-    looks: Arc<DiscoveryWake>,
-    answer: Duration,
-) {
+async fn refresh_topology(refresh_task: TaskRef<Cluster>, looks: Arc<DiscoveryWake>, answer: Duration) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether all nodes of the map have failed to answer.
     let mut lost = false;

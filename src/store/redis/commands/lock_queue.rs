@@ -18,8 +18,8 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::Commands;
 use super::lock_steps::{LockCalls, mutex_holder};
+use super::{Commands, int};
 use crate::store::redis::scripts;
 use crate::store::wake_locks::{AbsentWaiters, LockWaiters};
 use crate::store::{LockName, StoreResult, Token};
@@ -131,10 +131,7 @@ impl Drop for LeaveJob<'_> {
 /// Parses the answer of LEAVE: how many entries were handled, and the numbers of those that were in the queue.
 fn read_leave(answer: Value) -> Option<(usize, Vec<usize>)> {
     let Value::Array(parts) = answer else { return None };
-    let mut numbers = parts.into_iter().map(|part| match part {
-        Value::Int(number) => usize::try_from(number).ok(),
-        _ => None,
-    });
+    let mut numbers = parts.into_iter().map(|part| usize::try_from(int(part)?).ok());
     Some((numbers.next()??, numbers.collect::<Option<_>>()?))
 }
 

@@ -12,7 +12,7 @@ use redis::{Cmd, Value};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::Commands;
+use super::{Commands, int};
 use crate::store::load_limit::{EndedLoad, LimitState};
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
@@ -310,9 +310,7 @@ pub(crate) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
 /// Parses exactly `N` integers.
 pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
     let Value::Array(parts) = answer else { return None };
-    let ints: Option<Vec<i64>> =
-        parts.into_iter().map(|part| if let Value::Int(int) = part { Some(int) } else { None }).collect();
-    ints?.try_into().ok()
+    parts.into_iter().map(int).collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
 /// Splits an answer that requires another call into the answer proper and its last part, the unreachable nodes.

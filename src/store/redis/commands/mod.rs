@@ -20,7 +20,7 @@ use super::errors::{classify, reason, store_error, unexpected};
 use super::scripts::{CallForm, Script};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::redis::scripts;
-use crate::store::redis::scripts::millis;
+use crate::store::redis::scripts::{millis, push_number};
 use crate::store::{HandedOver, LATEST, NamedServer, StoreError, StoreErrorKind, StoreResult, Token};
 
 pub(super) mod lock_queue;
@@ -142,7 +142,7 @@ impl Commands {
     }
 
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
-    pub(super) fn is_spread(&self) -> bool {
+    pub(in crate::store) fn is_spread(&self) -> bool {
         !matches!(self.route, Route::One(_))
     }
 
@@ -284,6 +284,10 @@ impl From<Arc<Supervisor>> for Commands {
 }
 
 /// The error for an answer that no command of ours has.
+pub(crate) fn int(answer: Value) -> Option<i64> {
+    if let Value::Int(number) = answer { Some(number) } else { None }
+}
+
 pub(crate) fn not_understood() -> StoreError {
     refused(unexpected())
 }
@@ -327,10 +331,7 @@ impl Commands {
     ) -> StoreResult<HandedOver> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str());
-            match lease {
-                Some(lease) => cmd.arg(millis(lease)),
-                None => cmd.arg(""),
-            };
+            push_number(cmd, lease.map(millis));
             cmd.arg(hops).arg(u8::from(is_leaving));
         };
         let until = Instant::now() + within;

@@ -250,9 +250,7 @@ impl Supervisor {
     fn slot(&self) -> MutexGuard<'_, ConnectionSlot> {
         lock(&self.slot)
     }
-}
 
-impl Supervisor {
     /// The state of the connection and, while commands fail without being sent, the reason.
     pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {

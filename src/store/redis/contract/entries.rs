@@ -19,12 +19,12 @@ use crate::store::protocol::*;
 use crate::store::protocol::{Announced, Announcement};
 use crate::store::redis::RedisStore;
 use crate::store::redis::commands::{Deadline, REST};
-use crate::store::redis::commands::{not_understood, refused};
+use crate::store::redis::commands::{int, not_understood, refused};
 use crate::store::redis::connection::send::SendMode;
 use crate::store::redis::errors::code_of;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{
-    CallForm, Script, get_entry, millis, push_attempt, push_moment, push_outcome, push_seen,
+    CallForm, Script, get_entry, millis, push_attempt, push_number, push_outcome, push_seen,
 };
 
 impl RedisStore {
@@ -53,7 +53,7 @@ impl RedisStore {
                 cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
                 push_seen(cmd, ask.seen);
                 cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
-                push_moment(cmd, last);
+                push_number(cmd, last);
             };
             // Sent once. If the connection breaks, the command may run late: sent again under the same token, it would bring back
             // a lease that an invalidation has ended meanwhile.
@@ -200,11 +200,7 @@ impl RedisStore {
             cmd.arg(token.as_str());
             args(cmd);
         };
-        let read = |answer| match answer {
-            Value::Int(done) => Some(done),
-            _ => None,
-        };
-        let done = self.commands.run(script, key.name(), (size + 80, args), within, read).await?;
+        let done = self.commands.run(script, key.name(), (size + 80, args), within, int).await?;
         if done > REST {
             let (message, left) = (format!("w{}", token.as_str()), within.saturating_sub(sent.elapsed()));
             self.commands.wake_rest(key.name(), token, &message, left).await;

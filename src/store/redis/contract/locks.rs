@@ -196,12 +196,8 @@ impl RedisStore {
                 push_create(cmd.arg("add"), semaphore);
                 cmd.arg(permits);
             }
-            SemaphoreChange::Sweep => {
-                cmd.arg("sweep");
-            }
-            SemaphoreChange::Delete => {
-                cmd.arg("delete");
-            }
+            SemaphoreChange::Sweep => drop(cmd.arg("sweep")),
+            SemaphoreChange::Delete => drop(cmd.arg("delete")),
         };
         let (calls, mut notified, mut was_created, mut recovered) = (self.calls(name, within), 0, false, 0);
         let state = loop {

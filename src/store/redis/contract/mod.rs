@@ -51,7 +51,7 @@ use crate::store::redis::{RedisStore, scripts};
 pub(crate) use self::entries::Write;
 #[cfg(any(test, fuzzing))]
 pub(super) use self::entries::{AcquireReply, read_acquire, read_change};
-use super::commands::{not_understood, refused};
+use super::commands::{int, not_understood, refused};
 use super::doctor;
 use super::errors::bounded;
 use super::scripts::push_key;
@@ -75,16 +75,8 @@ impl RedisStore {
         self.commands.clock_at(moment)
     }
 
-    pub(crate) fn is_spread(&self) -> bool {
-        self.commands.is_spread()
-    }
-
     pub(crate) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.watches.register(key.name(), token)
-    }
-
-    pub(crate) fn hints_arrive(&self) -> bool {
-        self.inbox.hears()
     }
 
     pub(crate) async fn connect(&self, within: Duration) -> StoreResult<()> {
@@ -190,10 +182,7 @@ impl RedisStore {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&member[..]).arg(most).arg(millis(life));
         };
-        let read = |answer| match answer {
-            Value::Int(listed) => Some(listed == 1),
-            _ => None,
-        };
+        let read = |answer| int(answer).map(|listed| listed == 1);
         self.commands.run(&scripts::ENLIST, list.name(), (48, args), within, read).await
     }
 
@@ -234,9 +223,7 @@ impl RedisStore {
         let longest = left + self.command_timeout();
         bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
     }
-}
 
-impl RedisStore {
     /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
     /// after an acknowledged invalidation reads the tag's new id or none, and no older entry matches either. Foreign data
     /// counts as nil.
@@ -359,7 +346,7 @@ impl RedisStore {
             push_id(cmd, member.node);
             cmd.arg(member.stamp);
         };
-        let read = |answer| matches!(answer, Value::Int(_)).then_some(());
+        let read = |answer| int(answer).map(drop);
         self.commands.run(&scripts::REMOVE_MEMBER, volume.name(), (64, args), within, read).await
     }
 
