@@ -186,7 +186,7 @@ impl<S> ChaosStore<S> {
     /// # }
     /// ```
     pub fn latency(&self, least: Duration, most: Duration) {
-        self.server.set_latency(least, most);
+        *lock(&self.server.latency) = (least / 2, most.saturating_sub(least) / 2);
     }
 
     /// How long the server takes for each command. It executes one after the other. Initially zero.
@@ -208,7 +208,7 @@ impl<S> ChaosStore<S> {
     /// # }
     /// ```
     pub fn command_time(&self, each: Duration) {
-        self.server.set_command_time(each);
+        lock(&self.server.queue).each = each;
     }
 
     /// How often `fault` has struck.
@@ -218,7 +218,7 @@ impl<S> ChaosStore<S> {
 
     /// How many commands have arrived.
     pub fn commands(&self) -> u64 {
-        self.server.commands()
+        lock(&self.server.state).commands
     }
 
     /// The same data without faults: for a guard that should see no faults, and to examine the stored data.
@@ -261,7 +261,7 @@ impl<S> ChaosStore<S> {
 
     #[cfg(test)]
     pub(crate) fn set_witness(&self, witness: Arc<dyn super::server::Witness>) {
-        self.server.set_witness(witness);
+        let _ = self.server.witness.set(witness);
     }
 }
 

@@ -35,11 +35,11 @@ pub(super) struct ChaosServer {
     far: Backing,
     pub(super) odds: Mutex<Odds>,
     /// Half a round trip: the least, and the random addition.
-    latency: Mutex<(Duration, Duration)>,
-    queue: Mutex<CommandQueue>,
-    state: Mutex<ServerState>,
+    pub(super) latency: Mutex<(Duration, Duration)>,
+    pub(super) queue: Mutex<CommandQueue>,
+    pub(super) state: Mutex<ServerState>,
     lines: Mutex<Vec<Weak<dyn LineEnd>>>,
-    witness: OnceLock<Arc<dyn Witness>>,
+    pub(super) witness: OnceLock<Arc<dyn Witness>>,
 }
 
 /// The store in which commands are executed.
@@ -52,20 +52,20 @@ enum Backing {
 
 /// The commands of a server that executes one after the other.
 #[derive(Default)]
-struct CommandQueue {
-    each: Duration,
+pub(super) struct CommandQueue {
+    pub(super) each: Duration,
     busy_until: Option<Instant>,
 }
 
 #[derive(Default)]
-struct ServerState {
+pub(super) struct ServerState {
     /// The state of each written key and volume before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, Snapshot)>,
     /// How often all connections have broken.
     session: u64,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
-    commands: u64,
+    pub(super) commands: u64,
 }
 
 /// The state of a key or of a volume.
@@ -191,24 +191,6 @@ impl ChaosServer {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn witness(&self) -> Option<&Arc<dyn Witness>> {
-        self.witness.get()
-    }
-
-    #[cfg(test)]
-    pub(super) fn set_witness(&self, witness: Arc<dyn Witness>) {
-        let _ = self.witness.set(witness);
-    }
-
-    pub(super) fn set_latency(&self, least: Duration, most: Duration) {
-        *lock(&self.latency) = (least / 2, most.saturating_sub(least) / 2);
-    }
-
-    pub(super) fn set_command_time(&self, each: Duration) {
-        lock(&self.queue).each = each;
-    }
-
     /// Whether a command that has arrived is executed at once.
     pub(super) fn is_instant(&self) -> bool {
         lock(&self.queue).each.is_zero()
@@ -234,10 +216,6 @@ impl ChaosServer {
     pub(super) fn trip(&self, odds: &mut Odds) -> Duration {
         let (least, more) = *lock(&self.latency);
         least + odds.up_to(more)
-    }
-
-    pub(super) fn commands(&self) -> u64 {
-        lock(&self.state).commands
     }
 
     /// Ends lasting faults: corrects the clock, accepts writes, restores subscriptions.

@@ -378,7 +378,7 @@ impl WitnessedCommand {
 #[cfg(test)]
 impl Drop for WitnessedCommand {
     fn drop(&mut self) {
-        if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness()) {
+        if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness.get()) {
             witness.answered(self.wire.node.node(), &self.key, sent.elapsed(), self.is_ok);
         }
     }
@@ -400,15 +400,9 @@ impl LineEnd for Wire {
         if !is_for_us {
             return false;
         }
-        let mut odds = lock(&self.server.odds);
-        if self.loses(&mut odds) {
-            return true;
-        }
-        let takes = self.server.trip(&mut odds) + self.condition.detour();
-        let again = odds.strikes(Fault::WakeTwice).then(|| odds.up_to(LONGEST_ECHO));
-        drop(odds);
+        let Some((takes, again)) = self.message_fate() else { return true };
         if let Some(again) = again {
-            self.hear_after(takes + again, name, hint);
+            self.hear_after(again, name, hint);
         }
         if takes.is_zero() && !self.condition.is(ReplicaState::Stopped) {
             return self.watches.notify(name, hint);
