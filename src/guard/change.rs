@@ -214,7 +214,8 @@ impl Change {
     pub(super) fn detach_flights(&self) {
         let (state, ChangeTarget { key, is_tag }) = (&self.guard.state, &self.target);
         match is_tag {
-            true if key.is_path() => state.detach_path(key),
+            // No loader and no handler can set the tag of a path.
+            true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
             // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new ones.
             true => state.flights.detach_all(),
             false => state.detach_resource(key),

@@ -245,12 +245,17 @@ impl StampedeGuard {
             Instant::now() + Duration::from_secs(1)
         };
         let left = end.saturating_duration_since(Instant::now());
-        let (_, _, unsent_invalidations) = tokio::join!(
-            self.free_leases(end),
-            self.state.local.leave(left),
-            self.state.retained.until_sent(end)
-        );
-        self.end_locks(end).await;
+        // Waits for possible leases first: one that turns out to be granted counts as held from then on.
+        let freed = async {
+            self.state.possible_leases.empty(end).await;
+            self.state.leases.empty(end).await;
+        };
+        let (left, sent) = (self.state.local.leave(left), self.state.retained.until_sent(end));
+        let ((), (), unsent_invalidations) = tokio::join!(freed, left, sent);
+        // The waits for locks end after the loads, which may wait for locks themselves; then the background releases, because a waiter
+        // that stays in a lock's queue delays the waiters behind it by a TTL.
+        self.state.waiters.send_away(end).await;
+        self.state.background.empty(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();
         self.state.publish();
@@ -261,19 +266,6 @@ impl StampedeGuard {
             abandoned: still_held + doubtful,
             unsent_invalidations,
         }
-    }
-
-    /// Waits until no lease is held. Waits for possible leases first: one that turns out to be granted counts as held from then on.
-    async fn free_leases(&self, end: Instant) {
-        self.state.possible_leases.empty(end).await;
-        self.state.leases.empty(end).await;
-    }
-
-    /// Ends the waits for locks, after the loads, which may wait for locks themselves. Waits for the background releases, because a
-    /// waiter that stays in a lock's queue delays the waiters behind it by a TTL.
-    async fn end_locks(&self, end: Instant) {
-        self.state.waiters.send_away(end).await;
-        self.state.background.empty(end).await;
     }
 
     /// The guard state and the policy.
@@ -563,7 +555,7 @@ impl StampedeGuard {
     }
 
     /// An unused key of this guard's namespace.
-    pub(super) fn unused_key(&self, purpose: &str) -> Key {
+    fn unused_key(&self, purpose: &str) -> Key {
         let name = CacheKey::from(format!("{purpose}-{}", Uuid::new_v4().simple()));
         Key::new(&self.state.namespace, &name)
     }

@@ -365,11 +365,6 @@ impl GuardState {
             self.flights.detach_if(|flight| flight.key.is_below(&reports));
         }
     }
-
-    /// Detaches the flights of all responses of a path, by the path's tag. No loader and no handler can set such a tag.
-    pub(crate) fn detach_path(&self, path: &Key) {
-        self.flights.detach_if(|flight| flight.key.has_path(path));
-    }
 }
 
 impl Drop for GuardState {

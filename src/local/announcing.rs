@@ -82,7 +82,7 @@ impl MemberWait {
     /// Waits for each member until it has acknowledged or its right has ended.
     async fn ended(&self) {
         loop {
-            let more = self.acknowledgements.more();
+            let more = self.acknowledgements.more.notified();
             if self.silent().is_empty() || timeout_at(self.until, more).await.is_err() {
                 return;
             }

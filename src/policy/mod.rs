@@ -440,24 +440,6 @@ impl AdaptiveLoads {
         self.name = Some(name.into());
         self
     }
-
-    /// The limit of a fleet that has not loaded for ten minutes, or whose store has lost its data. Defaults to 20.
-    pub fn start(mut self, loads: u32) -> Self {
-        self.start = loads;
-        self
-    }
-
-    /// The limit never falls below. Defaults to 2.
-    pub fn min(mut self, loads: u32) -> Self {
-        self.min = loads;
-        self
-    }
-
-    /// The limit never rises above, nor above [`max_concurrent_loads`](PolicyBuilder::max_concurrent_loads). Defaults to 5,000.
-    pub fn max(mut self, loads: u32) -> Self {
-        self.max = loads;
-        self
-    }
 }
 
 impl Default for AdaptiveLoads {
