@@ -84,6 +84,24 @@
     allow(dead_code)
 )]
 
+/// `Debug` of a type whose fields are of no use or secret: a text, or the fields that are named.
+macro_rules! debug_as {
+    ($self:ident: $Type:ident => $text:literal $(, $value:expr)?) => {
+        impl ::std::fmt::Debug for $Type {
+            fn fmt(&$self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                write!(f, $text $(, $value)?)
+            }
+        }
+    };
+    ($self:ident: $Type:ident $(<$($of:ident),+>)? { $($field:ident: $value:expr),* }) => {
+        impl $(<$($of),+>)? ::std::fmt::Debug for $Type $(<$($of),+>)? {
+            fn fmt(&$self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.debug_struct(stringify!($Type))$(.field(stringify!($field), &$value))*.finish_non_exhaustive()
+            }
+        }
+    };
+}
+
 mod error;
 mod flight;
 #[cfg(any(test, fuzzing))]

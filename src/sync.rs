@@ -24,3 +24,17 @@ pub(crate) fn read<T: ?Sized>(shared: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 pub(crate) fn write<T: ?Sized>(shared: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     shared.write().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Waits until `is_so`, which is checked at once and after each notification of all waiters.
+pub(crate) async fn until(changed: &Notify, is_so: impl Fn() -> bool) {
+    loop {
+        let notified = changed.notified();
+        tokio::pin!(notified);
+        // Registered before the check; otherwise a notification between the two would be missed.
+        notified.as_mut().enable();
+        if is_so() {
+            return;
+        }
+        notified.await;
+    }
+}

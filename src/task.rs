@@ -11,7 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::sync::lock;
+use crate::sync::{lock, until};
 
 /// A count that can be awaited until it is zero.
 #[derive(Debug, Default)]
@@ -40,18 +40,8 @@ impl Tracker {
 
     /// Waits until the count is zero, at most until `deadline`; returns whether it is.
     pub(crate) async fn empty(&self, deadline: Instant) -> bool {
-        loop {
-            // Registered before the count is read; otherwise the last decrement could come between the two.
-            let fell = self.fell.notified();
-            tokio::pin!(fell);
-            fell.as_mut().enable();
-            if self.count() == 0 {
-                return true;
-            }
-            if timeout_at(deadline, fell).await.is_err() {
-                return self.count() == 0;
-            }
-        }
+        let is_empty = || self.count() == 0;
+        timeout_at(deadline, until(&self.fell, is_empty)).await.is_ok() || is_empty()
     }
 }
 

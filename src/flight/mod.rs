@@ -19,7 +19,6 @@ pub(crate) mod shared_read;
 pub(crate) mod waiter;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::ops::Deref;
 use std::time::Duration;
@@ -180,13 +179,6 @@ impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
             map.remove(key);
             self.joinable.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-}
-
-impl<K, L, O, S> fmt::Debug for Flights<K, L, O, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { joinable, limit, shards: _, hasher: _ } = self;
-        f.debug_struct("Flights").field("joinable", joinable).field("limit", limit).finish_non_exhaustive()
     }
 }
 

@@ -18,7 +18,6 @@
 //!    closed, and no later one.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash};
 use std::pin::Pin;
@@ -134,12 +133,6 @@ impl<K: Hash + Eq, R, S: BuildHasher> SharedReads<K, R, S> {
     fn shard(&self, key: &K) -> &Shard<K, R, S> {
         // The map takes its index from the low bits.
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
-    }
-}
-
-impl<K, R, S> fmt::Debug for SharedReads<K, R, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LookUps").finish_non_exhaustive()
     }
 }
 

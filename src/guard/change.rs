@@ -19,7 +19,7 @@ use crate::key::Key;
 use crate::local::AnnouncedChange;
 use crate::observe::GuardCount;
 use crate::store::protocol::{Announced, ChangedName};
-use crate::store::{Insert, LATEST, StoreError, StoreErrorKind};
+use crate::store::{Insert, LATEST, StoreError, StoreErrorKind, StoreResult};
 
 /// How long a change is retried until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
@@ -110,7 +110,7 @@ impl Change {
         target: &ChangeTarget,
         insert: Option<&Insert>,
         until: Instant,
-    ) -> Result<(AnnouncedChange<'a>, Announced), StoreError> {
+    ) -> StoreResult<(AnnouncedChange<'a>, Announced)> {
         let GuardState { store, local, .. } = &***guard.state;
         let (mut change, key) = (guard.change(target.name()), &target.key);
         let mut retries = Retries::until(guard, key, until);
@@ -214,7 +214,8 @@ impl Change {
     pub(super) fn detach_flights(&self) {
         let (state, ChangeTarget { key, is_tag }) = (&self.guard.state, &self.target);
         match is_tag {
-            true if key.is_path() => state.detach_path(key),
+            // No loader and no handler can set the tag of a path.
+            true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
             // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new ones.
             true => state.flights.detach_all(),
             false => state.detach_resource(key),
@@ -254,7 +255,7 @@ impl StampedeGuard {
 
     /// Sends a retained invalidation, and waits until no process serves a copy that it invalidates. Detaches no flights: they were
     /// detached when it was retained, and flights that began after that hold nothing that it invalidates.
-    async fn send_retained(&self, target: &ChangeTarget, until: Instant) -> Result<(), StoreError> {
+    async fn send_retained(&self, target: &ChangeTarget, until: Instant) -> StoreResult<()> {
         let number = self.state.retained.next_attempt();
         let (change, announced) = Change::send(self, target, None, until).await?;
         self.count_invalidation();
@@ -286,7 +287,7 @@ impl StampedeGuard {
         self.state.publish_regularly();
     }
 
-    pub(super) fn count_errors<T>(&self, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+    pub(super) fn count_errors<T>(&self, answer: StoreResult<T>) -> StoreResult<T> {
         answer.inspect_err(|_| self.state.count(GuardCount::store_errors))
     }
 
@@ -296,9 +297,9 @@ impl StampedeGuard {
         key: &Key,
         until: Instant,
         mut command: impl FnMut(Duration) -> F,
-    ) -> Result<T, StoreError>
+    ) -> StoreResult<T>
     where
-        F: Future<Output = Result<T, StoreError>>,
+        F: Future<Output = StoreResult<T>>,
     {
         let mut retries = Retries::until(self, key, until);
         loop {
@@ -329,7 +330,7 @@ impl<'a> Retries<'a> {
 
     /// Waits until the command can be sent, because unlike a load, a change waits for a reconnect. Returns how long the command may
     /// take, or the last error if there is no time for another try.
-    async fn next(&mut self) -> Result<Duration, StoreError> {
+    async fn next(&mut self) -> StoreResult<Duration> {
         loop {
             self.left = self.until.saturating_duration_since(Instant::now());
             if self.left.is_zero() {
@@ -344,7 +345,7 @@ impl<'a> Retries<'a> {
     }
 
     /// Waits for a moment after an error; returns it if a retry would get the same one.
-    async fn pause_after(&mut self, error: StoreError) -> Result<(), StoreError> {
+    async fn pause_after(&mut self, error: StoreError) -> StoreResult<()> {
         if error.is_final() {
             return Err(error);
         }

@@ -317,7 +317,7 @@ impl Times {
     }
 
     /// The times of a value that was just loaded; `None` if no other caller may have the value.
-    pub(super) fn of_loaded(entry: Option<&Entry>) -> Self {
+    fn of_loaded(entry: Option<&Entry>) -> Self {
         entry.map_or_else(Self::default, |entry| Self::of(entry, entry.stored_at))
     }
 

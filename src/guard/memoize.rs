@@ -63,11 +63,7 @@ impl<K: Clone, R> Clone for MemoizeLayer<K, R> {
     }
 }
 
-impl<K, R> fmt::Debug for MemoizeLayer<K, R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoizeLayer").field("guard", &self.guard).finish_non_exhaustive()
-    }
-}
+debug_as!(self: MemoizeLayer<K, R> { guard: self.guard });
 
 // The layer repeats the bounds of the service, so that the compiler reports an unsuitable type here. At `service.oneshot(..)` it would only
 // report that there is no such method.
@@ -171,11 +167,7 @@ pub struct MemoizeFuture<T, E> {
     inner: Pin<Box<dyn Future<Output = Result<T, LoadError<E>>> + Send>>,
 }
 
-impl<T, E> fmt::Debug for MemoizeFuture<T, E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoizeFuture").finish_non_exhaustive()
-    }
-}
+debug_as!(self: MemoizeFuture<T, E> {});
 
 impl<T, E> Future for MemoizeFuture<T, E> {
     type Output = Result<T, LoadError<E>>;

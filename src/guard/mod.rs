@@ -24,7 +24,6 @@ pub(crate) mod typed;
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -246,12 +245,17 @@ impl StampedeGuard {
             Instant::now() + Duration::from_secs(1)
         };
         let left = end.saturating_duration_since(Instant::now());
-        let (_, _, unsent_invalidations) = tokio::join!(
-            self.free_leases(end),
-            self.state.local.leave(left),
-            self.state.retained.until_sent(end)
-        );
-        self.end_locks(end).await;
+        // Waits for possible leases first: one that turns out to be granted counts as held from then on.
+        let freed = async {
+            self.state.possible_leases.empty(end).await;
+            self.state.leases.empty(end).await;
+        };
+        let (left, sent) = (self.state.local.leave(left), self.state.retained.until_sent(end));
+        let ((), (), unsent_invalidations) = tokio::join!(freed, left, sent);
+        // The waits for locks end after the loads, which may wait for locks themselves; then the background releases, because a waiter
+        // that stays in a lock's queue delays the waiters behind it by a TTL.
+        self.state.waiters.send_away(end).await;
+        self.state.background.empty(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();
         self.state.publish();
@@ -262,19 +266,6 @@ impl StampedeGuard {
             abandoned: still_held + doubtful,
             unsent_invalidations,
         }
-    }
-
-    /// Waits until no lease is held. Waits for possible leases first: one that turns out to be granted counts as held from then on.
-    async fn free_leases(&self, end: Instant) {
-        self.state.possible_leases.empty(end).await;
-        self.state.leases.empty(end).await;
-    }
-
-    /// Ends the waits for locks, after the loads, which may wait for locks themselves. Waits for the background releases, because a
-    /// waiter that stays in a lock's queue delays the waiters behind it by a TTL.
-    async fn end_locks(&self, end: Instant) {
-        self.state.waiters.send_away(end).await;
-        self.state.background.empty(end).await;
     }
 
     /// The guard state and the policy.
@@ -327,14 +318,7 @@ impl StampedeGuard {
     }
 }
 
-impl fmt::Debug for StampedeGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StampedeGuard")
-            .field("namespace", &self.state.namespace)
-            .field("policy", &self.policy())
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: StampedeGuard { namespace: self.state.namespace, policy: self.policy() });
 
 /// A handle with the newest policy, for one call.
 pub(crate) type Current<'a> = Cow<'a, StampedeGuard>;
@@ -422,7 +406,6 @@ impl StampedeGuard {
 }
 
 /// The part that all clones of one handle share: the guard state and the newest policy.
-#[derive(Debug)]
 struct PolicySlot {
     state: Arc<GuardState>,
     /// Unlike an address, an id is never reused by another slot.
@@ -572,7 +555,7 @@ impl StampedeGuard {
     }
 
     /// An unused key of this guard's namespace.
-    pub(super) fn unused_key(&self, purpose: &str) -> Key {
+    fn unused_key(&self, purpose: &str) -> Key {
         let name = CacheKey::from(format!("{purpose}-{}", Uuid::new_v4().simple()));
         Key::new(&self.state.namespace, &name)
     }

@@ -2,7 +2,6 @@
 //! settings for the value.
 
 use std::any::type_name;
-use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -407,13 +406,4 @@ impl<T> LoadContext<T> {
     }
 }
 
-impl<T> fmt::Debug for LoadContext<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { previous, decoded: _, deadline, lost: _, settings: _, state: _, mode: _, policy: _ } =
-            self;
-        f.debug_struct("LoadContext")
-            .field("has_previous", &previous.is_some())
-            .field("deadline", deadline)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: LoadContext<T> { has_previous: self.previous.is_some(), deadline: self.deadline });

@@ -10,7 +10,6 @@ pub(crate) mod retained;
 pub(crate) mod turns;
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,8 +32,8 @@ use crate::observe::{
 };
 use crate::policy::Policy;
 use crate::store::protocol::{Announced, ChangedName};
-use crate::store::{Store, StoreError};
-use crate::sync::lock;
+use crate::store::{Store, StoreError, StoreResult};
+use crate::sync::{lock, until};
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 use crate::value::entry::{TagId, Unreadable};
 use crate::value::{FlightOutcome, Found, StoredEntry};
@@ -44,7 +43,6 @@ use crate::value::{FlightOutcome, Found, StoredEntry};
 const LONGEST_OF_OTHERS: usize = 64 * 1024 * 1024;
 
 /// The state that all clones of one [`StampedeGuard`](crate::StampedeGuard) share.
-#[derive(Debug)]
 pub(crate) struct GuardState {
     pub(crate) store: Store,
     /// Escaped, as it is written in key names.
@@ -248,12 +246,7 @@ impl GuardState {
 
     /// Waits until a shutdown's deadline has passed.
     pub(crate) async fn leaving(&self) {
-        let mut left = pin!(self.left.notified());
-        // Registered before the flag is read, so that no notification is missed.
-        left.as_mut().enable();
-        if !self.is_leaving() {
-            left.await;
-        }
+        until(&self.left, || self.is_leaving()).await;
     }
 
     pub(crate) fn count(&self, count: GuardCount) {
@@ -336,7 +329,7 @@ impl GuardState {
         tags: Vec<Key>,
         life: Duration,
         within: Duration,
-    ) -> Result<Vec<TagId>, StoreError> {
+    ) -> StoreResult<Vec<TagId>> {
         if tags.is_empty() {
             return Ok(Vec::new());
         }
@@ -352,7 +345,7 @@ impl GuardState {
     }
 
     /// Invalidates a key without waiting for the copies of other processes. This process's copy is dropped.
-    pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> StoreResult<()> {
         let name = ChangedName::value(key);
         let announced = {
             let mut change = self.local.change(name.clone(), false);
@@ -371,11 +364,6 @@ impl GuardState {
         if let Some(reports) = key.of_reports(&self.namespace) {
             self.flights.detach_if(|flight| flight.key.is_below(&reports));
         }
-    }
-
-    /// Detaches the flights of all responses of a path, by the path's tag. No loader and no handler can set such a tag.
-    pub(crate) fn detach_path(&self, path: &Key) {
-        self.flights.detach_if(|flight| flight.key.has_path(path));
     }
 }
 

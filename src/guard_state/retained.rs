@@ -30,7 +30,7 @@ use crate::key::Key;
 use crate::observe::{LogEveryMinute, log, warn_if};
 use crate::policy::Policy;
 use crate::store::protocol::ChangedName;
-use crate::sync::lock;
+use crate::sync::{lock, until};
 use crate::value::entry;
 use crate::value::entry::Entry;
 
@@ -280,16 +280,8 @@ impl RetainedInvalidations {
 
     /// Waits until all are sent, at most until `end`; returns how many remain.
     pub(crate) async fn until_sent(&self, end: Instant) -> usize {
-        loop {
-            // Registered before the count is read: otherwise the last confirmation could come between the two and be missed.
-            let sent = self.all_sent.notified();
-            tokio::pin!(sent);
-            sent.as_mut().enable();
-            let left = self.count();
-            if left == 0 || timeout_at(end, sent).await.is_err() {
-                return self.count();
-            }
-        }
+        let _ = timeout_at(end, until(&self.all_sent, || self.count() == 0)).await;
+        self.count()
     }
 
     /// Logs that unsent invalidations are lost with this process.

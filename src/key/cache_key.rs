@@ -7,7 +7,6 @@
 use std::cmp::Ordering;
 use std::fmt;
 use std::fmt::Write as _;
-use std::hash::{Hash, Hasher};
 
 /// Names the resource a value belongs to.
 ///
@@ -125,11 +124,7 @@ impl fmt::Display for CacheKey {
     }
 }
 
-impl fmt::Debug for CacheKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CacheKey({self})")
-    }
-}
+debug_as!(self: CacheKey => "CacheKey({})", self);
 
 /// Writes `part` without separators, braces and unprintable bytes.
 fn escape_into(text: &mut KeyText, part: &[u8]) {
@@ -277,7 +272,8 @@ from_tuple!(A B C D E F G H I J K L);
 const SHORT: usize = 62;
 
 /// Escaped text, so ASCII. A short text is stored inline: most are short, and each call builds one, which would otherwise allocate.
-#[derive(Clone)]
+/// A text has one form, so equal texts are equal by their fields: it is short as long as it fits, and the bytes after it are 0.
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum KeyText {
     Short { length: u8, bytes: [u8; SHORT] },
     Long(String),
@@ -326,14 +322,6 @@ impl KeyText {
     }
 }
 
-impl PartialEq for KeyText {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_bytes() == other.as_bytes()
-    }
-}
-
-impl Eq for KeyText {}
-
 impl PartialOrd for KeyText {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
@@ -343,12 +331,6 @@ impl PartialOrd for KeyText {
 impl Ord for KeyText {
     fn cmp(&self, other: &Self) -> Ordering {
         self.as_bytes().cmp(other.as_bytes())
-    }
-}
-
-impl Hash for KeyText {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_bytes().hash(state);
     }
 }
 

@@ -8,7 +8,6 @@ mod cache_key;
 #[path = "../../tests/unit/key/tests.rs"]
 mod tests;
 
-use std::fmt;
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
@@ -207,11 +206,7 @@ impl Hash for Key {
     }
 }
 
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key(#{})", self.digest())
-    }
-}
+debug_as!(self: Key => "Key(#{})", self.digest());
 
 /// A namespace as it is written in key names.
 pub(crate) fn escape_namespace(namespace: &str) -> String {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{Acknowledgements, LocalTier, announcer_waits, try_claim};
 use crate::observe::GuardCount;
 use crate::store::protocol::{Announced, Announcement, Audience, ChangedName, Member};
-use crate::store::{SentAttempt, StoreError};
+use crate::store::{SentAttempt, StoreResult};
 
 /// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
 const INBOX_OPENS: Duration = Duration::from_millis(500);
@@ -21,7 +21,6 @@ const WITHIN: Duration = Duration::from_millis(500);
 
 /// A change and its announcement, which is repeated under new ids until one has an answer. It belongs to one task, so the attempt that has
 /// the answer is the latest one.
-#[derive(Debug)]
 pub(crate) struct AnnouncedChange<'a> {
     tier: &'a Arc<LocalTier>,
     name: ChangedName,
@@ -83,7 +82,7 @@ impl MemberWait {
     /// Waits for each member until it has acknowledged or its right has ended.
     async fn ended(&self) {
         loop {
-            let more = self.acknowledgements.more();
+            let more = self.acknowledgements.more.notified();
             if self.silent().is_empty() || timeout_at(self.until, more).await.is_err() {
                 return;
             }
@@ -168,11 +167,7 @@ impl AnnouncedChange<'_> {
     /// # Errors
     ///
     /// The change was made, and the announcement has no answer by `until`.
-    pub(crate) async fn reaches_all(
-        mut self,
-        mut announced: Announced,
-        until: Instant,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn reaches_all(mut self, mut announced: Announced, until: Instant) -> StoreResult<()> {
         let mut is_receiving = self.tier.store.hints_arrive();
         loop {
             match announced {
@@ -199,7 +194,7 @@ impl AnnouncedChange<'_> {
     }
 
     /// Sends ANNOUNCE until it is answered.
-    async fn announce(&mut self, until: Instant) -> Result<Announced, StoreError> {
+    async fn announce(&mut self, until: Instant) -> StoreResult<Announced> {
         let tier = self.tier;
         loop {
             let announcement = self.attempt();

@@ -20,7 +20,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use quick_cache::Equivalent;
-use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, RwLock};
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
@@ -44,7 +43,6 @@ pub(crate) const DEFAULT_TERM: Duration = Duration::from_secs(2);
 pub(crate) const DEFAULT_CAPACITY: u64 = 64 * 1024 * 1024;
 
 /// One guard's membership in its volume, and its copies.
-#[derive(Debug)]
 pub(crate) struct LocalTier {
     /// The key of the volume.
     volume: Key,
@@ -407,30 +405,21 @@ impl Acknowledgements {
         let by = lock(&self.by);
         members.iter().copied().filter(|member| !by.contains(&member.node)).collect()
     }
-
-    /// Waits for the next acknowledgement after this call.
-    fn more(&self) -> Notified<'_> {
-        self.more.notified()
-    }
 }
 
 /// How long a right lasts, and how long an announcer waits, as parts of the term. Between the two is the margin for clocks that run at
 /// different speeds: 3 of 64 parts.
-const RIGHT_LASTS: (u32, u32) = (60, 64);
-const ANNOUNCER_WAITS: (u32, u32) = (63, 64);
-
-fn part(term: Duration, (numerator, denominator): (u32, u32)) -> Duration {
-    term.mul_f64(f64::from(numerator) / f64::from(denominator))
-}
+const RIGHT_LASTS: f64 = 60.0 / 64.0;
+const ANNOUNCER_WAITS: f64 = 63.0 / 64.0;
 
 /// For how long after the sending of a RENEW its node may serve from memory.
 fn right_lasts(term: Duration) -> Duration {
-    part(term, RIGHT_LASTS)
+    term.mul_f64(RIGHT_LASTS)
 }
 
 /// For how long after its answer an announcer waits for a member that stays silent: longer than all rights that were set before.
 fn announcer_waits(term: Duration) -> Duration {
-    part(term, ANNOUNCER_WAITS)
+    term.mul_f64(ANNOUNCER_WAITS)
 }
 
 /// The moments of a node's clock as numbers, which threads share without a lock.

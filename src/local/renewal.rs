@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::{LocalTier, Moment, micros, right_lasts, try_claim};
 use crate::observe::{GuardCount, log, warn_if};
 use crate::store::protocol::{Renewal, Renewed};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
 /// The fraction of a term after which the right is renewed.
@@ -40,14 +40,14 @@ impl LocalTier {
     /// # Errors
     ///
     /// The RENEW was not answered, or the user lacks the permission for a command that it uses.
-    pub(crate) async fn connect(self: &Arc<Self>, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn connect(self: &Arc<Self>, within: Duration) -> StoreResult<()> {
         self.is_requested.store(true, Ordering::Relaxed);
         let renewed = timeout(within, self.send_renewal()).await;
         self.renew();
         renewed.unwrap_or_else(|_| Err(StoreError::new(StoreErrorKind::TimedOut)))
     }
 
-    async fn send_renewal(&self) -> Result<(), StoreError> {
+    async fn send_renewal(&self) -> StoreResult<()> {
         // LEAVE is sent when no RENEW is on its way, and none is sent after it.
         let _renewing = self.renewing.read().await;
         let mark = {

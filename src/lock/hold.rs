@@ -20,7 +20,7 @@ use super::options::drift;
 use super::{LockError, LockTarget, from_now, later, reached};
 use crate::observe::log;
 use crate::store::wake_locks::{LockHints, LockWaiter};
-use crate::store::{StoreError, StoreErrorKind, Token};
+use crate::store::{StoreErrorKind, StoreResult, Token};
 use crate::sync::lock;
 
 /// One acquisition. Shared by its guard, the guard's views, and the renewal task.
@@ -184,7 +184,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Whether the store says that this token holds it.
-    async fn ask(&self) -> Result<bool, StoreError> {
+    async fn ask(&self) -> StoreResult<bool> {
         if self.lease.borrow().state == AcquisitionState::Ended {
             return Ok(false);
         }
@@ -199,7 +199,7 @@ impl<T: LockTarget> HoldState<T> {
     }
 
     /// Restarts the lease with this time to live; false if the lock is lost or was released.
-    pub(super) async fn extend(&self, ttl: Option<Duration>) -> Result<bool, StoreError> {
+    pub(super) async fn extend(&self, ttl: Option<Duration>) -> StoreResult<bool> {
         if self.lease.borrow().state != AcquisitionState::Held {
             return Ok(false);
         }
@@ -305,7 +305,7 @@ impl<T: LockTarget> Hold<T> {
 
     /// Releases the lock; `None` if it was released before. After an error this can be called again, but the renewal
     /// has stopped.
-    pub(super) async fn free(&mut self) -> Result<Option<T::Freed>, StoreError> {
+    pub(super) async fn free(&mut self) -> StoreResult<Option<T::Freed>> {
         if self.freed {
             return Ok(None);
         }

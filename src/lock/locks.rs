@@ -274,8 +274,4 @@ impl fmt::Display for Scope {
     }
 }
 
-impl fmt::Debug for Scope {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Scope({})", self.key())
-    }
-}
+debug_as!(self: Scope => "Scope({})", self.key());

@@ -86,8 +86,8 @@ use crate::guard_state::turns::LoadQueue;
 use crate::observe::log;
 use crate::store::load_limit::{EndedLoad, LimitBounds, LoadEnd};
 use crate::store::{
-    Create, Leave, LockName, MutexTaken, PermitFreed, Store, StoreError, StoreErrorKind, Take, TakePermit,
-    Taken, Token,
+    Create, Leave, LockName, MutexTaken, PermitFreed, Store, StoreError, StoreErrorKind, StoreResult, Take,
+    TakePermit, Taken, Token,
 };
 use crate::task::{StoppableWaiters, Tracked, Tracker};
 
@@ -127,9 +127,6 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
         LockError::store(doing, self.name(), error)
     }
 }
-
-/// The answer of the store to one command.
-type StoreResult<T> = Result<T, StoreError>;
 
 /// A command's eventual result.
 trait LockReply<T>: Future<Output = StoreResult<T>> + Send {}
@@ -309,7 +306,7 @@ impl LockRegistry {
 
     /// The store's lock commands, until this is closed. Commands that release locks use the store itself: they are allowed even after these
     /// locks are closed, as long as there are connections, and those of a guard stay open longer.
-    fn locks(&self) -> Result<&Store, StoreError> {
+    fn locks(&self) -> StoreResult<&Store> {
         match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
             false => Ok(&self.store),
@@ -339,9 +336,9 @@ impl LockRegistry {
     /// Sends a command about this lock. If the connection is down, waits for it within the command's timeout,
     /// because a lock has nothing to fall back on. Does not repeat a command that was sent and not answered, which
     /// may have been executed.
-    async fn ask<T, F>(&self, name: &LockName, send: impl Fn(Duration) -> F) -> Result<T, StoreError>
+    async fn ask<T, F>(&self, name: &LockName, send: impl Fn(Duration) -> F) -> StoreResult<T>
     where
-        F: Future<Output = Result<T, StoreError>>,
+        F: Future<Output = StoreResult<T>>,
     {
         let started = Instant::now();
         let answer = send(self.command_timeout).await;
@@ -372,15 +369,9 @@ impl Drop for LockRegistry {
     }
 }
 
-impl fmt::Debug for LockRegistry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockRegistry")
-            .field("namespace", &self.namespace)
-            .field("command_timeout", &self.command_timeout)
-            .field("of_guard", &self.guard.is_some())
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: LockRegistry {
+    namespace: self.namespace, command_timeout: self.command_timeout, of_guard: self.guard.is_some()
+});
 
 /// How a caller waits.
 #[derive(Clone, Copy, Debug)]

@@ -237,14 +237,7 @@ impl Clone for Mutex {
     }
 }
 
-impl fmt::Debug for Mutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mutex")
-            .field("held", &self.is_held())
-            .field("options", &self.target.options)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: Mutex { held: self.is_held(), options: self.target.options });
 
 /// Builds a [`Mutex`]; [`build`](Self::build) refuses settings that contradict each other.
 ///
@@ -657,16 +650,8 @@ impl fmt::Debug for MutexGuard {
     }
 }
 
-impl fmt::Debug for Held {
-    /// Omits the token, with which any client could end the acquisition.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held")
-            .field("fence", &self.hold_state.grant.fence)
-            .field("attempts", &self.hold_state.grant.attempts)
-            .field("waited", &self.hold_state.grant.waited)
-            .finish_non_exhaustive()
-    }
-}
+// Without the token, with which any client could end the acquisition.
+debug_as!(self: Held { fence: self.fence(), attempts: self.attempts(), waited: self.waited() });
 
 const FREE: u8 = 0;
 const TRYING: u8 = 1;

@@ -320,25 +320,16 @@ impl Semaphore {
     }
 }
 
-impl fmt::Debug for Semaphore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SemaphoreTarget { create, lease, .. } = &*self.target;
-        f.debug_struct("Semaphore")
-            .field("permits", &create.capacity)
-            .field("lease", lease)
-            .field("idle_ttl", &create.idle_ttl)
-            .field("auto_renew", &self.auto_renew)
-            .field("waiting", &self.waiting)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: Semaphore {
+    permits: self.target.create.capacity,
+    lease: self.target.lease,
+    idle_ttl: self.target.create.idle_ttl,
+    auto_renew: self.auto_renew,
+    waiting: self.waiting
+});
 
-impl fmt::Debug for Holder {
-    /// Omits the token, with which any client could release the permit.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holder").field("remaining", &self.remaining).finish_non_exhaustive()
-    }
-}
+// Without the token, with which any client could release the permit.
+debug_as!(self: Holder { remaining: self.remaining });
 
 /// Builds a [`Semaphore`]; [`build`](Self::build) refuses settings that contradict each other.
 #[derive(Clone, Debug)]
@@ -587,12 +578,5 @@ impl fmt::Debug for Permit {
     }
 }
 
-impl fmt::Debug for PermitView {
-    /// Omits the token, with which any client could release the permit.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PermitView")
-            .field("attempts", &self.hold_state.grant.attempts)
-            .field("waited", &self.hold_state.grant.waited)
-            .finish_non_exhaustive()
-    }
-}
+// Without the token, with which any client could release the permit.
+debug_as!(self: PermitView { attempts: self.attempts(), waited: self.waited() });

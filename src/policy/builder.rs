@@ -411,6 +411,15 @@ setters! { PolicyBuilder:
     audit_grace(grace: Duration => policy.audit.grace);
 }
 
+setters! { AdaptiveLoads:
+    /// The limit of a fleet that has not loaded for ten minutes, or whose store has lost its data. Defaults to 20.
+    start(loads: u32 => start);
+    /// The limit never falls below. Defaults to 2.
+    min(loads: u32 => min);
+    /// The limit never rises above, nor above [`max_concurrent_loads`](PolicyBuilder::max_concurrent_loads). Defaults to 5,000.
+    max(loads: u32 => max);
+}
+
 impl PolicyBuilder {
     /// Checks the settings against each other.
     ///

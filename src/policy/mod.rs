@@ -16,7 +16,6 @@ mod file;
 mod tests;
 
 use std::any::{Any, TypeId, type_name};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -441,24 +440,6 @@ impl AdaptiveLoads {
         self.name = Some(name.into());
         self
     }
-
-    /// The limit of a fleet that has not loaded for ten minutes, or whose store has lost its data. Defaults to 20.
-    pub fn start(mut self, loads: u32) -> Self {
-        self.start = loads;
-        self
-    }
-
-    /// The limit never falls below. Defaults to 2.
-    pub fn min(mut self, loads: u32) -> Self {
-        self.min = loads;
-        self
-    }
-
-    /// The limit never rises above, nor above [`max_concurrent_loads`](PolicyBuilder::max_concurrent_loads). Defaults to 5,000.
-    pub fn max(mut self, loads: u32) -> Self {
-        self.max = loads;
-        self
-    }
 }
 
 impl Default for AdaptiveLoads {
@@ -505,11 +486,7 @@ type Compare = dyn Fn([Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
 #[derive(Clone)]
 struct SameValue(Arc<Compare>);
 
-impl fmt::Debug for SameValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SameValue(..)")
-    }
-}
+debug_as!(self: SameValue => "SameValue(..)");
 
 impl PartialEq for SameValue {
     fn eq(&self, other: &Self) -> bool {
@@ -590,11 +567,7 @@ impl PartialEq for ErrorType {
     }
 }
 
-impl fmt::Debug for ErrorType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
+debug_as!(self: ErrorType => "{}", self.name);
 
 /// One codec for the errors of all policies, because the processes of a rolling deploy may have different codecs for values.
 const CODEC: Codec = Codec::MessagePack;

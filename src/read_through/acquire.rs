@@ -26,7 +26,7 @@ use crate::key::Key;
 use crate::observe::{Count, FlightId, GuardCount, log, warn_if};
 use crate::policy::{Budget, Policy};
 use crate::store::wake_leases::Hints;
-use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, Token};
+use crate::store::{Acquire, Acquired, LeaseWatch, StoreError, StoreErrorKind, StoreResult, Token};
 use crate::task::Tracked;
 use crate::value::entry::{EntryKind, Freshness};
 use crate::value::{FlightOutcome, StoredEntry};
@@ -86,11 +86,11 @@ pub(super) struct Acquisition<'a> {
     /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
     /// When that holder's lease ends unless it is renewed.
-    pub(super) held_until: Instant,
+    held_until: Instant,
     /// Whether the lease was handed to this flight.
     pub(super) handed_over: bool,
     /// The span of the wait behind that holder.
-    pub(super) wait_span: Span,
+    wait_span: Span,
     /// How many loads of this wave have vanished.
     pub(super) takeovers: u8,
     /// When a hint reported the end of the awaited load, if that was before the deadline.
@@ -99,9 +99,9 @@ pub(super) struct Acquisition<'a> {
     pub(super) unusable: u8,
     /// Whether the store may have granted this token the lease, or may still grant it: an acquire got no answer, or a hint reported a
     /// grant that no acquire has confirmed.
-    pub(super) maybe_granted: bool,
+    maybe_granted: bool,
     /// Counts a lease that may be granted at any time from the first acquire on.
-    pub(super) possible_lease: Tracked,
+    possible_lease: Tracked,
 }
 
 impl<'a> Acquisition<'a> {
@@ -135,7 +135,7 @@ impl<'a> Acquisition<'a> {
         Some(within.max(self.request.policy.lease.saturating_sub(released.elapsed())))
     }
 
-    pub(super) async fn acquire(&mut self, within: Duration) -> Result<Acquired, StoreError> {
+    pub(super) async fn acquire(&mut self, within: Duration) -> StoreResult<Acquired> {
         self.sent_at = SentAt::now();
         let AcquireRequest { state, key, policy, queue, rejected, budget, tags, .. } = &mut self.request;
         self.servable = state.retained.servable(key, tags);
@@ -218,7 +218,7 @@ impl<'a> Acquisition<'a> {
 
     /// If this lease was granted because the previous one expired, counts and logs that. The previous holder died, hung or was cut off;
     /// there is no other trace of it.
-    pub(super) fn note_expired(&self) {
+    fn note_expired(&self) {
         let AcquireRequest { state, key, policy, .. } = self.request;
         if self.behind.is_none() || self.handed_over || Instant::now() < self.held_until {
             return;
@@ -401,7 +401,7 @@ impl Acquisition<'_> {
 
     /// Handles a failed acquire. A flight that has waited for a live leader waits for a reconnect within the rest of its budget,
     /// instead of repeating the load that is running.
-    pub(super) async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
+    async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, policy, budget, .. } = &mut self.request;
         state.count(GuardCount::store_errors);
         // The acquire's limit was the rest of the budget, less than `command_timeout`.

@@ -283,9 +283,9 @@ impl FlightTask {
                 packed,
                 lifetimes,
                 validator,
-                tags: _,
                 status_only,
                 unstored,
+                ..
             } => {
                 let now = self.state.store.now();
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
@@ -477,7 +477,7 @@ impl FlightTask {
 
     /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that
     /// came after the load had begun have joined without a look-up. If there is a `life`, this read sets the ids' TTL to it.
-    pub(super) async fn was_invalidated(&self, tagged: &[TagId], life: Option<Duration>) -> bool {
+    async fn was_invalidated(&self, tagged: &[TagId], life: Option<Duration>) -> bool {
         let Some(first) = tagged.first() else { return false };
         let tags: Vec<_> = tagged.iter().map(|tagged| tagged.tag.clone()).collect();
         let (store, within) = (&self.state.store, self.policy.command_timeout);

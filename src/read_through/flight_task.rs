@@ -37,7 +37,7 @@ use crate::observe;
 use crate::observe::{Count, FlightId};
 use crate::policy::{Budget, LoadLimitSettings, OnStoreDown, Policy};
 use crate::store::load_limit::LoadEnd;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
 
@@ -353,7 +353,7 @@ pub(crate) struct LoadStart {
     pub(super) had_lease: bool,
     /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could detect an
     /// invalidation of it.
-    pub(super) tags: Result<Vec<TagId>, StoreError>,
+    pub(super) tags: StoreResult<Vec<TagId>>,
 }
 
 impl LoadStart {

@@ -12,14 +12,13 @@ use crate::key::{FlightKey, Key, LoadMode};
 use crate::observe::{Count, FlightId, GuardCount, PolicyCounters, log, warn_if};
 use crate::store::wake_leases::Hints;
 use crate::store::{
-    Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreError, Token, TokenCheck,
+    Fail, HandOver, HandedOver, LATEST, LeaseWatch, OlderEntry, StoreResult, Token, TokenCheck,
 };
 use crate::sync::lock;
 use crate::task::Tracked;
 use crate::value::FlightOutcome;
 
 /// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.
-#[derive(Debug)]
 pub(crate) struct Lease {
     pub(super) state: Arc<GuardState>,
     pub(super) key: Key,
@@ -156,7 +155,7 @@ impl Lease {
     }
 
     /// Releases the lease later if the command that ends it got no answer: the command may not have run, and the lease must not stay.
-    fn ended<T>(self, done: Result<T, StoreError>) -> Option<T> {
+    fn ended<T>(self, done: StoreResult<T>) -> Option<T> {
         let error = match done {
             Ok(done) => return Some(done),
             Err(error) => error,

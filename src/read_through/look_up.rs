@@ -17,7 +17,7 @@ use crate::key::{CacheKey, Key, LoadMode};
 use crate::loader::LoadScope;
 use crate::local::LocalCopy;
 use crate::policy::{OnStoreDown, Policy};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::value::entry::{Entry, EntryKind, Freshness, Unreadable};
 use crate::value::{EntryReader, StoredEntry};
 
@@ -113,7 +113,7 @@ pub(crate) async fn look_past(call: Call<'_>) -> Result<CallState<'_>, Failure> 
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>>, StoreError> {
+pub(crate) async fn read_entry(call: Call<'_>) -> StoreResult<Option<Arc<StoredEntry>>> {
     match CallState::new(call).read_anyway().await {
         ReadResult::Failed(error) => Err(error),
         ReadResult::Found(found) => {
@@ -128,7 +128,7 @@ pub(crate) async fn read_entry(call: Call<'_>) -> Result<Option<Arc<StoredEntry>
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> Result<Option<R::Value>, StoreError> {
+pub(crate) async fn peek<R: EntryReader>(call: Call<'_>, reader: &R) -> StoreResult<Option<R::Value>> {
     if let Ok(value) = look_for_copy(call, reader) {
         return Ok(Some(value));
     }
@@ -142,7 +142,7 @@ fn peeked<R: EntryReader>(
     caller: CallState<'_>,
     read: ReadResult,
     reader: &R,
-) -> Result<Option<R::Value>, StoreError> {
+) -> StoreResult<Option<R::Value>> {
     if let ReadResult::Failed(error) = read {
         return copy_while_down(caller.call, reader).map(Some).ok_or(error);
     }
@@ -262,7 +262,7 @@ pub(crate) async fn look_many<'a, R: EntryReader>(
 pub(crate) async fn peek_many<'a, R: EntryReader>(
     calls: Vec<Call<'a>>,
     reader: &R,
-) -> Vec<Result<Option<R::Value>, StoreError>> {
+) -> Vec<StoreResult<Option<R::Value>>> {
     let begin = |call| match look_for_copy(call, reader) {
         Ok(copy) => ControlFlow::Break(copy),
         Err(_) => ControlFlow::Continue(CallState::new(call)),

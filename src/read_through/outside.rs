@@ -232,7 +232,7 @@ impl Audit {
     }
 
     /// Concludes an audit whose two values are known, in the background.
-    pub(crate) fn conclude_later(self, served: Entry, same: Option<bool>) {
+    fn conclude_later(self, served: Entry, same: Option<bool>) {
         in_background(Arc::clone(&self.state), async move { self.conclude(&served, same).await });
     }
 

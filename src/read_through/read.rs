@@ -24,7 +24,7 @@ use crate::key::{FlightKey, Hashed, Key, LoadMode};
 use crate::local::Ticket;
 use crate::observe::GuardCount;
 use crate::policy::Policy;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::value::entry::{Entry, EntryKind};
 use crate::value::{Found, StoredEntry};
 
@@ -213,7 +213,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     }
 
     /// The result of a read for callers that share it. If there is a ticket, keeps a local copy under it.
-    fn shared(self, read: Result<Option<Content>, StoreError>, ticket: Option<Ticket>) -> SharedReadResult {
+    fn shared(self, read: StoreResult<Option<Content>>, ticket: Option<Ticket>) -> SharedReadResult {
         let Self { state, key, tags, .. } = self;
         let read = read_result(state, read).map(|entry| Arc::new(entry.shared(tags)));
         if let (Some(ticket), ReadResult::Found(found)) = (ticket, &read)
@@ -227,7 +227,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     /// Reads the entry, and in the same round trip the ids of the tags that it must have. Adds the entry's other tags to the ticket.
     ///
     /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
-    async fn read_checked(self, ticket: &mut Option<Ticket>) -> Result<Option<Content>, StoreError> {
+    async fn read_checked(self, ticket: &mut Option<Ticket>) -> StoreResult<Option<Content>> {
         let Self { state, key, tags, within, .. } = self;
         let servable = state.retained.servable(key, tags);
         let (raw, ids) = match tags {
@@ -249,7 +249,7 @@ impl<'a, 't> EntryRead<'a, 't> {
         ids: &[Option<u64>],
         servable: Servable,
         ticket: &mut Option<Ticket>,
-    ) -> Result<Option<Content>, StoreError> {
+    ) -> StoreResult<Option<Content>> {
         let Some(raw) = raw else { return Ok(None) };
         match self.decode(raw) {
             Ok(entry) if !self.state.retained.may_serve(servable, &entry) => {
@@ -261,7 +261,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     }
 
     /// As [`read_shared`](Self::read_shared), for many keys of one server by one command.
-    async fn read_chunk(self, keys: &'a [Key]) -> Result<Vec<ReadResult>, StoreError> {
+    async fn read_chunk(self, keys: &'a [Key]) -> StoreResult<Vec<ReadResult>> {
         let Self { state, tags, within, .. } = self;
         let reads = keys.iter().map(|key| Self { key, ..self });
         // Each ticket, then what may be served, and both before the read is sent.
@@ -277,7 +277,7 @@ impl<'a, 't> EntryRead<'a, 't> {
 
     /// Decodes an entry that an acquire or a plain GET has found, and reads its tags' ids, which were not read with it. `servable` was
     /// computed before that command was sent.
-    pub(super) async fn current(self, raw: Bytes, servable: Servable) -> Result<Content, StoreError> {
+    pub(super) async fn current(self, raw: Bytes, servable: Servable) -> StoreResult<Content> {
         match self.decode(raw) {
             Ok(entry) => self.unless_invalidated(entry, servable).await,
             unusable => Ok(unusable),
@@ -285,11 +285,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     }
 
     /// The entry, unless it or one of its tags was invalidated.
-    pub(super) async fn unless_invalidated(
-        self,
-        entry: Entry,
-        servable: Servable,
-    ) -> Result<Content, StoreError> {
+    pub(super) async fn unless_invalidated(self, entry: Entry, servable: Servable) -> StoreResult<Content> {
         let Self { state, key, tags, within, .. } = self;
         if !state.retained.may_serve(servable, &entry) {
             return Ok(Err(entry.encode(key)));
@@ -327,7 +323,7 @@ impl<'a, 't> EntryRead<'a, 't> {
         entry: Entry,
         ids: &[Option<u64>],
         ticket: &mut Option<Ticket>,
-    ) -> Result<Content, StoreError> {
+    ) -> StoreResult<Content> {
         let Self { state, key, tags, within, .. } = self;
         let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
         if !tags.iter().zip(ids).all(same) {
@@ -352,7 +348,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     }
 }
 
-fn read_result(state: &GuardState, read: Result<Option<Content>, StoreError>) -> ReadResult<StoredEntry> {
+fn read_result(state: &GuardState, read: StoreResult<Option<Content>>) -> ReadResult<StoredEntry> {
     match read {
         Ok(None) => ReadResult::Nothing,
         Ok(Some(content)) => ReadResult::Found(StoredEntry::new(content)),

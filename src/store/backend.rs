@@ -1,6 +1,5 @@
 //! [`Backend`]: the type from which a guard is made, and into which every kind of store converts.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,11 +47,7 @@ pub(crate) enum StoreSource {
     Command(Arc<dyn Fn(Duration) -> Store + Send + Sync>),
 }
 
-impl fmt::Debug for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backend").finish_non_exhaustive()
-    }
-}
+debug_as!(self: Backend {});
 
 /// A type from which guards and locks can be made: every type that converts into a [`Backend`]. There is nothing to implement.
 #[diagnostic::on_unimplemented(

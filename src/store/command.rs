@@ -105,7 +105,7 @@ macro_rules! answers {
             impl TryFrom<CommandAnswer> for $type {
                 type Error = StoreError;
 
-                fn try_from(answer: CommandAnswer) -> Result<Self, StoreError> {
+                fn try_from(answer: CommandAnswer) -> StoreResult<Self> {
                     match answer {
                         CommandAnswer::$answer(answer) => Ok(answer),
                         _ => Err(StoreError::new(StoreErrorKind::Refused)),

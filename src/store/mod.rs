@@ -67,7 +67,7 @@ use crate::key::Key;
 /// # Cancel safety
 ///
 /// Dropping a command's future abandons the answer, not the command.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) enum Store {
     Memory(Arc<MemoryNode>),
     #[cfg(feature = "redis")]
@@ -79,7 +79,7 @@ pub(crate) enum Store {
 
 /// One node's end of a wire to another store.
 #[cfg(feature = "testing")]
-pub(crate) trait CommandLine: std::fmt::Debug + Send + Sync {
+pub(crate) trait CommandLine: Send + Sync {
     /// The store at the other end, as the node would use it without the wire.
     fn far(&self) -> &Store;
 
@@ -109,8 +109,7 @@ pub(crate) trait CommandLine: std::fmt::Debug + Send + Sync {
 }
 
 /// The eventual answer to a command, in a box.
-pub(crate) type StoreFuture<'a, T> =
-    std::pin::Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+pub(crate) type StoreFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
 /// The deadline of commands that take none, except on Redis.
 const WITHIN: Duration = Duration::from_secs(1);
@@ -142,12 +141,28 @@ macro_rules! call {
 
 /// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
 /// as owned data, the [`Command`] behind the `=`.
+/// An attempt to reach the server: on a line, first over the line. A memory store is always reached.
+macro_rules! reach {
+    ($self:ident, $within:ident, $store:ident => $call:expr) => {
+        call!(
+            $self,
+            $store => Box::pin($call).await,
+            line => {
+                line.reaches($within).await?;
+                let $store = line.far();
+                Box::pin($call).await
+            },
+            _ => Ok(())
+        )
+    };
+}
+
 macro_rules! commands {
     ($($(#[$doc:meta])* $method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $command:expr;)*) => {
         #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
         impl Store {$(
             $(#[$doc])*
-            pub(crate) async fn $method(&self, $($arg: $type,)* within: Duration) -> Result<$answer, StoreError> {
+            pub(crate) async fn $method(&self, $($arg: $type,)* within: Duration) -> StoreResult<$answer> {
                 call!(
                     self,
                     store => Box::pin(store.$method($($arg,)* within)).await,
@@ -303,12 +318,12 @@ impl Store {
 
     /// Whether keys are on several servers, which fail independently.
     pub(crate) fn is_spread(&self) -> bool {
-        call!(self, store => store.is_spread(), false)
+        call!(self, store => store.commands.is_spread(), false)
     }
 
     /// LOOK UP: the stored bytes, if there are any. This is all that a hit does, so that its future is not boxed: a box of
     /// some 1.6 KB would cost a tenth of a hit.
-    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> StoreResult<Option<Bytes>> {
         call!(
             self,
             store => store.look_up(key, within).await,
@@ -326,7 +341,7 @@ impl Store {
         insert: Option<Insert>,
         announcement: &Announcement,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         call!(
             self,
             store => Box::pin(store.change(key, Write::Value(insert), announcement, within)).await,
@@ -346,52 +361,28 @@ impl Store {
 
     /// Whether hints arrive at present. While they may not, waits are cut short.
     pub(crate) fn hints_arrive(&self) -> bool {
-        call!(self, store => store.hints_arrive(), line => line.hints_arrive(), _ => true)
+        call!(self, store => store.inbox.hears(), line => line.hints_arrive(), _ => true)
     }
 
     /// Waits until commands can be sent, at most `within`; also opens the inbox, which is otherwise opened at its first
     /// use.
-    pub(crate) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
-        call!(
-            self,
-            store => Box::pin(store.connect(within)).await,
-            line => {
-                line.reaches(within).await?;
-                Box::pin(line.far().connect(within)).await
-            },
-            _ => Ok(())
-        )
+    pub(crate) async fn connect(&self, within: Duration) -> StoreResult<()> {
+        reach!(self, within, store => store.connect(within))
     }
 
     /// Returns an error if the store lacks a command that loads need, or if this user has no right to it. Neither changes by
     /// itself. `key` must be an unused key.
-    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
-        call!(
-            self,
-            store => Box::pin(store.probe(key, within)).await,
-            line => {
-                line.reaches(within).await?;
-                Box::pin(line.far().probe(key, within)).await
-            },
-            _ => Ok(())
-        )
+    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> StoreResult<()> {
+        reach!(self, within, store => store.probe(key, within))
     }
 
     /// Waits until commands about the key of this name can be sent, at most `within`. Does not wait for the inbox.
-    pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
-        call!(
-            self,
-            store => Box::pin(store.reach(name, within)).await,
-            line => {
-                line.reaches(within).await?;
-                Box::pin(line.far().reach(name, within)).await
-            },
-            _ => Ok(())
-        )
+    pub(crate) async fn reach(&self, name: &str, within: Duration) -> StoreResult<()> {
+        reach!(self, within, store => store.reach(name, within))
     }
 
     /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.
-    pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn until_received(&self, within: Duration) -> StoreResult<()> {
         call!(
             self,
             store => Box::pin(store.until_received(within)).await,
@@ -407,7 +398,7 @@ impl Store {
         tag: &Key,
         announcement: &Announcement,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         call!(
             self,
             store => Box::pin(store.change(tag, Write::Tag, announcement, within)).await,
@@ -424,7 +415,7 @@ impl Store {
         member: ListMember,
         most: usize,
         life: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let within = call!(self, store => store.command_timeout(), WITHIN);
         call!(
             self,
@@ -437,12 +428,7 @@ impl Store {
     /// LEAVE: gives up a waiter's position in the queue, and a grant that it may not have received. As
     /// [`free_permit`](Self::free_permit) or [`free_mutex`](Self::free_mutex), but waiters that leave at the same moment may
     /// share one command.
-    pub(crate) async fn leave(
-        &self,
-        name: &LockName,
-        leave: Leave<'_>,
-        within: Duration,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn leave(&self, name: &LockName, leave: Leave<'_>, within: Duration) -> StoreResult<()> {
         #[cfg(feature = "redis")]
         if let Self::Redis(store) = self {
             return Box::pin(store.leave(name, leave, within)).await;
@@ -472,7 +458,7 @@ impl Store {
     /// Whether a waiter must confirm a grant by a take at once: a store that cannot know whether grants arrive lets them
     /// end soon.
     pub(crate) fn grants_are_claims(&self) -> bool {
-        call!(self, store => store.is_spread(), line => line.far().grants_are_claims(), _ => false)
+        call!(self, store => store.commands.is_spread(), line => line.far().grants_are_claims(), _ => false)
     }
 
     /// Notifies the announcer that this node has dropped its copies of the announced name. Does not wait; the message may be

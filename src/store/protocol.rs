@@ -51,6 +51,9 @@ pub(crate) enum StoreErrorKind {
     Closed,
 }
 
+/// The answer of the store to one command.
+pub(crate) type StoreResult<T> = Result<T, StoreError>;
+
 impl StoreError {
     pub(crate) fn new(kind: StoreErrorKind) -> Self {
         Self { kind, source: None }
@@ -139,12 +142,8 @@ impl Token {
     }
 }
 
-impl fmt::Debug for Token {
-    /// Never the token itself: any process that knows it can end its lease.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
-    }
-}
+// Never the token itself: any process that knows it can end its lease.
+debug_as!(self: Token => "Token(..)");
 
 /// The keys of a lock. The key alone identifies the lock.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -192,12 +191,8 @@ impl LockName {
     }
 }
 
-impl fmt::Debug for LockName {
-    /// Never the name itself: it may contain data that must not appear in a log.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LockName(..)")
-    }
-}
+// Never the name itself: it may contain data that must not appear in a log.
+debug_as!(self: LockName => "LockName(..)");
 
 /// For how long an attempt voids earlier ones, and for how long after an attempt without an answer the next ones do so. Longer than an
 /// attempt can be late: it has the deadline of one command and [`LATEST`].
@@ -514,7 +509,7 @@ pub(crate) type ListMember = [u8; 8];
 pub(crate) type TaggedLookUp = (Vec<Option<Bytes>>, Vec<Option<u64>>);
 
 /// The receiver of a node's messages about its volume.
-pub(crate) trait VolumeListener: fmt::Debug + Send + Sync {
+pub(crate) trait VolumeListener: Send + Sync {
     /// Drops the copies of the changed name, and then acknowledges.
     fn announced(&self, announcement: &ReceivedAnnouncement);
 

@@ -75,7 +75,7 @@ impl LeaseWaiters {
     }
 
     /// Notifies those waiters of `name` for whose token `accepts` returns true.
-    pub(crate) fn notify_where(&self, name: &str, hint: &Hint, accepts: impl Fn(&Token) -> bool) -> bool {
+    fn notify_where(&self, name: &str, hint: &Hint, accepts: impl Fn(&Token) -> bool) -> bool {
         let notified: Vec<_> = match self.lock().get(name) {
             Some(waiters) => waiters
                 .iter()

@@ -1,6 +1,5 @@
 //! [`ChaosStore`], a store with injected faults that follow a seed, and its [`Replica`]s.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -187,7 +186,7 @@ impl<S> ChaosStore<S> {
     /// # }
     /// ```
     pub fn latency(&self, least: Duration, most: Duration) {
-        self.server.set_latency(least, most);
+        *lock(&self.server.latency) = (least / 2, most.saturating_sub(least) / 2);
     }
 
     /// How long the server takes for each command. It executes one after the other. Initially zero.
@@ -209,7 +208,7 @@ impl<S> ChaosStore<S> {
     /// # }
     /// ```
     pub fn command_time(&self, each: Duration) {
-        self.server.set_command_time(each);
+        lock(&self.server.queue).each = each;
     }
 
     /// How often `fault` has struck.
@@ -219,7 +218,7 @@ impl<S> ChaosStore<S> {
 
     /// How many commands have arrived.
     pub fn commands(&self) -> u64 {
-        self.server.commands()
+        lock(&self.server.state).commands
     }
 
     /// The same data without faults: for a guard that should see no faults, and to examine the stored data.
@@ -262,15 +261,11 @@ impl<S> ChaosStore<S> {
 
     #[cfg(test)]
     pub(crate) fn set_witness(&self, witness: Arc<dyn super::server::Witness>) {
-        self.server.set_witness(witness);
+        let _ = self.server.witness.set(witness);
     }
 }
 
-impl<S> fmt::Debug for ChaosStore<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChaosStore").finish_non_exhaustive()
-    }
-}
+debug_as!(self: ChaosStore<S> {});
 
 /// One replica's connection to a [`ChaosStore`]: make a guard from it to cut off, stop or kill that guard.
 ///
@@ -373,8 +368,4 @@ impl From<Replica> for Backend {
     }
 }
 
-impl fmt::Debug for Replica {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Replica").field("condition", &self.condition).finish_non_exhaustive()
-    }
-}
+debug_as!(self: Replica { condition: self.condition });

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::sync::lock;
+use crate::sync::{lock, until};
 
 /// Declares the faults, each with its name for tables and logs.
 macro_rules! faults {
@@ -218,14 +218,7 @@ impl Condition {
 
     /// Waits until the replica can act: not at all unless it is stopped, for ever if it is dead.
     pub(super) async fn runs(&self) {
-        loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
-            if !self.is(ReplicaState::Stopped) && !self.is(ReplicaState::Dead) {
-                return;
-            }
-            changed.await;
-        }
+        let runs = || !self.is(ReplicaState::Stopped) && !self.is(ReplicaState::Dead);
+        until(&self.changed, runs).await;
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::guard::typed::LoadContext;
-use crate::sync::lock;
+use crate::sync::{lock, until};
 
 /// An origin that counts its loads and answers by a script. Its values are versions: numbers that grow with each
 /// [`change`](Self::change).
@@ -331,16 +331,7 @@ impl Origin {
     }
 
     async fn until(&self, is_so: impl Fn(&OriginState) -> bool) {
-        loop {
-            let changed = self.shared.changed.notified();
-            tokio::pin!(changed);
-            // Registered before the check, or a change between the two would be missed.
-            changed.as_mut().enable();
-            if is_so(&lock(&self.shared.state)) {
-                return;
-            }
-            changed.await;
-        }
+        until(&self.shared.changed, move || is_so(&lock(&self.shared.state))).await;
     }
 }
 
@@ -362,9 +353,4 @@ impl Drop for RunningLoad<'_> {
     }
 }
 
-impl fmt::Debug for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (keys, loads) = (lock(&self.shared.state).by_key.len(), self.total_loads());
-        f.debug_struct("Origin").field("keys", &keys).field("loads", &loads).finish_non_exhaustive()
-    }
-}
+debug_as!(self: Origin { keys: lock(&self.shared.state).by_key.len(), loads: self.total_loads() });

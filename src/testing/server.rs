@@ -1,7 +1,6 @@
 //! [`ChaosServer`]: the shared store behind all wires, the faults that happen in it, and the execution of each command.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -19,7 +18,9 @@ use crate::store::memory::records::Volume;
 use crate::store::memory::{MemoryStore, Notifier};
 use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, Notification, Wake};
-use crate::store::{Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, Take, TakePermit, Token};
+use crate::store::{
+    Acquire, Fail, LockName, Store, StoreError, StoreErrorKind, StoreResult, Take, TakePermit, Token,
+};
 use crate::sync::lock;
 
 /// For how long the previous states of written keys are retained: the most that a failover can lose.
@@ -30,16 +31,15 @@ pub(super) const LONGEST_ECHO: Duration = Duration::from_secs(1);
 const LONGEST_STEP_MS: i64 = 3_600_000;
 
 /// The state that all lines of one chaos store share.
-#[derive(Debug)]
 pub(super) struct ChaosServer {
     far: Backing,
     pub(super) odds: Mutex<Odds>,
     /// Half a round trip: the least, and the random addition.
-    latency: Mutex<(Duration, Duration)>,
-    queue: Mutex<CommandQueue>,
-    state: Mutex<ServerState>,
+    pub(super) latency: Mutex<(Duration, Duration)>,
+    pub(super) queue: Mutex<CommandQueue>,
+    pub(super) state: Mutex<ServerState>,
     lines: Mutex<Vec<Weak<dyn LineEnd>>>,
-    witness: OnceLock<Arc<dyn Witness>>,
+    pub(super) witness: OnceLock<Arc<dyn Witness>>,
 }
 
 /// The store in which commands are executed.
@@ -51,32 +51,31 @@ enum Backing {
 }
 
 /// The commands of a server that executes one after the other.
-#[derive(Debug, Default)]
-struct CommandQueue {
-    each: Duration,
+#[derive(Default)]
+pub(super) struct CommandQueue {
+    pub(super) each: Duration,
     busy_until: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
-struct ServerState {
+#[derive(Default)]
+pub(super) struct ServerState {
     /// The state of each written key and volume before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, Snapshot)>,
     /// How often all connections have broken.
     session: u64,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
-    commands: u64,
+    pub(super) commands: u64,
 }
 
 /// The state of a key or of a volume.
-#[derive(Debug)]
 enum Snapshot {
     Key(KeySnapshot),
     Volume(Volume),
 }
 
 /// The client's end of a line, as the server sees it.
-pub(super) trait LineEnd: fmt::Debug + Send + Sync {
+pub(super) trait LineEnd: Send + Sync {
     /// The condition of its replica: this very one belongs to that replica (compared by pointer).
     fn condition(&self) -> &Arc<Condition>;
 
@@ -104,7 +103,7 @@ pub(super) trait LineEnd: fmt::Debug + Send + Sync {
 }
 
 /// A test's observer of all events in the server.
-pub(crate) trait Witness: std::fmt::Debug + Send + Sync {
+pub(crate) trait Witness: Send + Sync {
     /// Runs the command, and observes its effect. `run` is the correct store.
     fn run(
         &self,
@@ -192,24 +191,6 @@ impl ChaosServer {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn witness(&self) -> Option<&Arc<dyn Witness>> {
-        self.witness.get()
-    }
-
-    #[cfg(test)]
-    pub(super) fn set_witness(&self, witness: Arc<dyn Witness>) {
-        let _ = self.witness.set(witness);
-    }
-
-    pub(super) fn set_latency(&self, least: Duration, most: Duration) {
-        *lock(&self.latency) = (least / 2, most.saturating_sub(least) / 2);
-    }
-
-    pub(super) fn set_command_time(&self, each: Duration) {
-        lock(&self.queue).each = each;
-    }
-
     /// Whether a command that has arrived is executed at once.
     pub(super) fn is_instant(&self) -> bool {
         lock(&self.queue).each.is_zero()
@@ -237,10 +218,6 @@ impl ChaosServer {
         least + odds.up_to(more)
     }
 
-    pub(super) fn commands(&self) -> u64 {
-        lock(&self.state).commands
-    }
-
     /// Ends lasting faults: corrects the clock, accepts writes, restores subscriptions.
     pub(super) fn calm(&self) {
         lock(&self.odds).calm();
@@ -264,7 +241,7 @@ impl ChaosServer {
         node: &Store,
         mut command: Command,
         within: Duration,
-    ) -> Result<CommandAnswer, StoreError> {
+    ) -> StoreResult<CommandAnswer> {
         let (writes, allocates) = command.writes();
         if let Command::Entry(key, command) = command {
             return self.arrive_at_key(node, &key, command, (writes, allocates), within).await;
@@ -301,7 +278,7 @@ impl ChaosServer {
         command: EntryCommand,
         (writes, allocates): (bool, bool),
         within: Duration,
-    ) -> Result<CommandAnswer, StoreError> {
+    ) -> StoreResult<CommandAnswer> {
         self.take_position().await;
         if let Some(store) = self.memory() {
             self.strike(store, key.name());
@@ -396,7 +373,7 @@ impl ChaosServer {
         }
     }
 
-    fn refuse(&self, writes: bool, allocates: bool) -> Result<(), StoreError> {
+    fn refuse(&self, writes: bool, allocates: bool) -> StoreResult<()> {
         let now = Instant::now();
         let mut state = lock(&self.state);
         state.commands += 1;
@@ -491,22 +468,13 @@ impl Notifier for ChaosServer {
     }
 }
 
-impl fmt::Debug for Backing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory(store) => store.fmt(f),
-            Self::Other(_) => f.write_str("Other"),
-        }
-    }
-}
-
 /// Runs a command about a key.
 async fn run_on_key(
     store: &Store,
     key: &Key,
     command: EntryCommand,
     within: Duration,
-) -> Result<CommandAnswer, StoreError> {
+) -> StoreResult<CommandAnswer> {
     Ok(match command {
         EntryCommand::LookUp => store.look_up(key, within).await?.into(),
         EntryCommand::Acquire { token, lease, seen, behind, queue } => {
@@ -536,7 +504,7 @@ async fn run_on_lock(
     name: &LockName,
     command: LockCommand,
     within: Duration,
-) -> Result<CommandAnswer, StoreError> {
+) -> StoreResult<CommandAnswer> {
     Ok(match command {
         LockCommand::TakeMutex { token, ttl, queue, instead } => {
             let ask = Take { token: &token, ttl, queue, instead: instead.as_ref() };
@@ -562,7 +530,7 @@ async fn run_on_lock(
 }
 
 /// Runs a command.
-async fn run(store: &Store, command: Command, within: Duration) -> Result<CommandAnswer, StoreError> {
+async fn run(store: &Store, command: Command, within: Duration) -> StoreResult<CommandAnswer> {
     Ok(match command {
         Command::Entry(key, command) => run_on_key(store, &key, command, within).await?,
         Command::Lock(name, command) => run_on_lock(store, &name, command, within).await?,

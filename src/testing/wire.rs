@@ -24,7 +24,7 @@ use crate::store::command::{Command, CommandAnswer, EntryCommand};
 use crate::store::protocol::{ReceivedAnnouncement, VolumeListener};
 use crate::store::wake_leases::{Hint, Hints, LeaseWaiters};
 use crate::store::{
-    CommandLine, HandOver, LeaseWatch, Store, StoreError, StoreErrorKind, StoreFuture, Token,
+    CommandLine, HandOver, LeaseWatch, Store, StoreError, StoreErrorKind, StoreFuture, StoreResult, Token,
 };
 use crate::sync::lock;
 
@@ -36,7 +36,6 @@ const LONGEST_MESSAGE_LOSS: Duration = Duration::from_secs(1);
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
-#[derive(Debug)]
 pub(super) struct Wire {
     server: Arc<ChaosServer>,
     /// The store at the other end, as this guard would use it without the wire.
@@ -94,11 +93,7 @@ impl Wire {
     }
 
     /// Sends a command, executed on the server, and waits for its answer for as long as `within`.
-    async fn exchange(
-        self: Arc<Self>,
-        command: Command,
-        within: Duration,
-    ) -> Result<CommandAnswer, StoreError> {
+    async fn exchange(self: Arc<Self>, command: Command, within: Duration) -> StoreResult<CommandAnswer> {
         self.condition.runs().await;
         if self.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
@@ -270,11 +265,7 @@ impl Wire {
         });
     }
 
-    fn arrive(
-        &self,
-        command: Command,
-        within: Duration,
-    ) -> impl Future<Output = Result<CommandAnswer, StoreError>> {
+    fn arrive(&self, command: Command, within: Duration) -> impl Future<Output = StoreResult<CommandAnswer>> {
         self.server.arrive(&self.node, command, within)
     }
 }
@@ -376,7 +367,7 @@ impl WitnessedCommand {
         Self { wire: Arc::clone(wire), key: key.clone(), sent: None, is_ok: false }
     }
 
-    async fn watch<T>(mut self, reply: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    async fn watch<T>(mut self, reply: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
         self.sent = Some(Instant::now());
         let answer = reply.await;
         self.is_ok = answer.is_ok();
@@ -387,7 +378,7 @@ impl WitnessedCommand {
 #[cfg(test)]
 impl Drop for WitnessedCommand {
     fn drop(&mut self) {
-        if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness()) {
+        if let (Some(sent), Some(witness)) = (self.sent, self.wire.server.witness.get()) {
             witness.answered(self.wire.node.node(), &self.key, sent.elapsed(), self.is_ok);
         }
     }
@@ -409,15 +400,9 @@ impl LineEnd for Wire {
         if !is_for_us {
             return false;
         }
-        let mut odds = lock(&self.server.odds);
-        if self.loses(&mut odds) {
-            return true;
-        }
-        let takes = self.server.trip(&mut odds) + self.condition.detour();
-        let again = odds.strikes(Fault::WakeTwice).then(|| odds.up_to(LONGEST_ECHO));
-        drop(odds);
+        let Some((takes, again)) = self.message_fate() else { return true };
         if let Some(again) = again {
-            self.hear_after(takes + again, name, hint);
+            self.hear_after(again, name, hint);
         }
         if takes.is_zero() && !self.condition.is(ReplicaState::Stopped) {
             return self.watches.notify(name, hint);

@@ -1,7 +1,6 @@
 //! Faults in a memory store that its clients do not cause: evictions, a flush, a failover to an older state, a clock
 //! that jumps. For [`testing`](crate::testing).
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -19,12 +18,6 @@ use crate::sync::lock;
 
 /// A copy of one key's record.
 pub(crate) struct KeySnapshot(Option<KeyRecord>);
-
-impl fmt::Debug for KeySnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeySnapshot")
-    }
-}
 
 impl MemoryShared {
     pub(super) fn notifier(&self) -> Option<Arc<dyn Notifier>> {

@@ -42,7 +42,9 @@ struct MutexOwner {
 }
 
 /// One step at one moment, and the waiters that it has notified. They are woken when the step is dropped.
-pub(super) struct MutexStep<'a> {
+pub(super) struct LockStep<'a> {
+    /// The lock's key.
+    pub(super) key: &'a Arc<str>,
     pub(super) now: Instant,
     /// The clock in microseconds: the least value of a new fence.
     pub(super) now_us: u64,
@@ -52,7 +54,7 @@ pub(super) struct MutexStep<'a> {
     pub(super) wakes: Vec<Wake>,
 }
 
-impl MutexStep<'_> {
+impl LockStep<'_> {
     /// Notifies the waiter with this token; returns whether there is one.
     pub(super) fn notify(&mut self, token: &Token, hint: LockHint) -> bool {
         let (is_received, wake) = (self.notify)(token, hint);
@@ -61,20 +63,20 @@ impl MutexStep<'_> {
     }
 
     /// Notifies the waiters for a lock, except its present holder `aside`, that its time ends sooner than they know.
-    pub(super) fn notify_sooner(&mut self, key: &str, aside: Option<&Token>) {
-        self.wakes.extend(self.grants.notify_missed(key, aside));
+    fn notify_sooner(&mut self, aside: Option<&Token>) {
+        self.wakes.extend(self.grants.notify_missed(self.key, aside));
     }
 }
 
 impl Mutexes {
-    pub(super) fn take(&mut self, step: &mut MutexStep<'_>, key: &Arc<str>, ask: &Take<'_>) -> MutexTaken {
+    pub(super) fn take(&mut self, step: &mut LockStep<'_>, ask: &Take<'_>) -> MutexTaken {
         let now = step.now;
-        let (record, fence) = self.record(key, now);
+        let (record, fence) = self.record(step);
         let has_it = record.holder.as_ref().is_some_and(|holder| holder.token == *ask.token);
         let before = ask.instead.filter(|_| !has_it).and_then(|old| record.leave(old, ask.ttl));
         let was_held = before.is_some();
         if record.holder.is_none() {
-            record.pass_on(step, fence, key, before, Some(ask.token));
+            record.pass_on(step, fence, before, Some(ask.token));
         }
         let is_free = record.holder.is_none();
         let holder = record.holder.get_or_insert_with(|| {
@@ -87,7 +89,7 @@ impl Mutexes {
             if is_free && holder.until.is_some() && !record.queue.is_empty() {
                 // This token was the head of the queue. The waiters behind it may still sleep until the end of a
                 // holder that has vanished.
-                step.notify_sooner(key, Some(ask.token));
+                step.notify_sooner(Some(ask.token));
             }
             return MutexTaken { taken: Taken::Granted { fence: granted }, was_held };
         }
@@ -102,68 +104,57 @@ impl Mutexes {
     }
 
     /// Frees the mutex or gives up the token's position in the queue; returns whether the token held the mutex.
-    pub(super) fn free(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        token: &Token,
-        ttl: Option<Duration>,
-    ) -> bool {
-        let (record, fence) = self.record(key, step.now);
+    pub(super) fn free(&mut self, step: &mut LockStep<'_>, token: &Token, ttl: Option<Duration>) -> bool {
+        let (record, fence) = self.record(step);
         let before = record.leave(token, ttl);
         let held = before.is_some();
         if record.holder.is_none() {
-            record.pass_on(step, fence, key, before, None);
+            record.pass_on(step, fence, before, None);
         }
-        self.tidy(key);
+        self.tidy(step);
         held
     }
 
-    pub(super) fn extend(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        token: &Token,
-        ttl: Option<Duration>,
-    ) -> bool {
+    pub(super) fn extend(&mut self, step: &mut LockStep<'_>, token: &Token, ttl: Option<Duration>) -> bool {
         let until = end(step.now, ttl);
-        let (record, _) = self.record(key, step.now);
+        let (record, _) = self.record(step);
         let holder = record.holder.as_mut().filter(|holder| holder.token == *token);
         let before = holder.map(|holder| std::mem::replace(&mut holder.until, until));
         let held = before.is_some();
         if before.is_some_and(|before| is_sooner(until, before)) && !record.queue.is_empty() {
-            step.notify_sooner(key, None);
+            step.notify_sooner(None);
         }
-        self.tidy(key);
+        self.tidy(step);
         held
     }
 
-    pub(super) fn look(&mut self, step: &MutexStep<'_>, key: &Arc<str>) -> Option<MutexHolder> {
-        let holder = self.record(key, step.now).0.holder.as_ref().map(|holder| MutexHolder {
+    pub(super) fn look(&mut self, step: &LockStep<'_>) -> Option<MutexHolder> {
+        let holder = self.record(step).0.holder.as_ref().map(|holder| MutexHolder {
             token: Bytes::copy_from_slice(holder.token.as_str().as_bytes()),
             remaining: holder.until.map(|until| until - step.now),
         });
-        self.tidy(key);
+        self.tidy(step);
         holder
     }
 
     /// Takes the mutex from its holder; returns whether there was one.
-    pub(super) fn force(&mut self, step: &mut MutexStep<'_>, key: &Arc<str>) -> bool {
-        let (record, fence) = self.record(key, step.now);
+    pub(super) fn force(&mut self, step: &mut LockStep<'_>) -> bool {
+        let (record, fence) = self.record(step);
         let holder = record.holder.take();
         if let Some(MutexOwner { token, .. }) = &holder {
             step.notify(token, LockHint::Broken);
         }
         let held = holder.is_some();
         if held {
-            record.pass_on(step, fence, key, holder, None);
+            record.pass_on(step, fence, holder, None);
         }
-        self.tidy(key);
+        self.tidy(step);
         held
     }
 
     /// The mutex's record, without expired parts, and the latest fence.
-    fn record(&mut self, key: &Arc<str>, now: Instant) -> (&mut MutexRecord, &mut u64) {
+    fn record(&mut self, step: &LockStep<'_>) -> (&mut MutexRecord, &mut u64) {
+        let now = step.now;
         if self.sweep.is_due(self.by_key.len()) {
             self.by_key.retain(|_, record| {
                 record.expire(now);
@@ -171,15 +162,15 @@ impl Mutexes {
             });
             self.sweep.done(self.by_key.len());
         }
-        let record = self.by_key.entry(Arc::clone(key)).or_default();
+        let record = self.by_key.entry(Arc::clone(step.key)).or_default();
         record.expire(now);
         (record, &mut self.fence)
     }
 
     /// Drops an empty record.
-    fn tidy(&mut self, key: &Arc<str>) {
-        if self.by_key.get(key).is_some_and(MutexRecord::is_empty) {
-            self.by_key.remove(key);
+    fn tidy(&mut self, step: &LockStep<'_>) {
+        if self.by_key.get(step.key).is_some_and(MutexRecord::is_empty) {
+            self.by_key.remove(step.key);
         }
     }
 }
@@ -204,9 +195,8 @@ impl MutexRecord {
     /// queue: that token takes the mutex itself. `before` is the previous holder, if known.
     fn pass_on(
         &mut self,
-        step: &mut MutexStep<'_>,
+        step: &mut LockStep<'_>,
         fence: &mut u64,
-        key: &str,
         before: Option<MutexOwner>,
         own: Option<&Token>,
     ) {
@@ -221,7 +211,7 @@ impl MutexRecord {
                 // The waiters sleep until the previous holder's end.
                 let slept_on = before.and_then(|before| before.until);
                 if !self.queue.is_empty() && is_sooner(until, slept_on) {
-                    step.notify_sooner(key, None);
+                    step.notify_sooner(None);
                 }
                 return;
             }
@@ -253,7 +243,7 @@ impl MutexRecord {
 }
 
 /// A fence that is greater than all earlier ones.
-fn next(fence: &mut u64, step: &MutexStep<'_>) -> u64 {
+fn next(fence: &mut u64, step: &LockStep<'_>) -> u64 {
     *fence = step.now_us.max(*fence + 1);
     *fence
 }
@@ -287,13 +277,8 @@ struct SemaphoreRecord {
 }
 
 impl Semaphores {
-    pub(super) fn take(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        ask: &TakePermit<'_>,
-    ) -> PermitTaken {
-        let (record, _) = self.created(step.now, key, ask.semaphore);
+    pub(super) fn take(&mut self, step: &mut LockStep<'_>, ask: &TakePermit<'_>) -> PermitTaken {
+        let (record, _) = self.created(step, ask.semaphore);
         let (_, slept_on) = record.sweep(step.now);
         let mut granted = record.renew(step.now, ask.token, ask.lease);
         granted |= record.serve(step, Some(ask.token));
@@ -305,7 +290,7 @@ impl Semaphores {
         if !granted && ask.queue && !record.queue.contains(&position) {
             record.queue.push_back(position);
         }
-        record.finish(step, key, slept_on);
+        record.finish(step, slept_on);
         PermitTaken {
             granted,
             available: record.available(),
@@ -314,36 +299,15 @@ impl Semaphores {
         }
     }
 
+    /// Frees a permit; also counts the load of a permit that was held, if its load has `ended`.
     pub(super) fn free(
         &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        token: &Token,
-        lease: Duration,
-    ) -> PermitFreed {
-        self.free_after(step, key, token, lease, None).0
-    }
-
-    /// As [`free`](Self::free); also counts the load of a permit that was held.
-    pub(super) fn end_load(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        token: &Token,
-        (lease, ended): (Duration, EndedLoad),
-    ) -> (PermitFreed, Option<LimitState>) {
-        self.free_after(step, key, token, lease, Some(ended))
-    }
-
-    fn free_after(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
+        step: &mut LockStep<'_>,
         token: &Token,
         lease: Duration,
         ended: Option<EndedLoad>,
     ) -> (PermitFreed, Option<LimitState>) {
-        let Some(record) = self.existing(step.now, key) else {
+        let Some(record) = self.existing(step) else {
             return (PermitFreed { was_held: false, available: 0 }, None);
         };
         let (_, slept_on) = record.sweep(step.now);
@@ -356,46 +320,39 @@ impl Semaphores {
         // Before the permit is given away: the limit may have become lower.
         let limit = ended.filter(|_| was_held).map(|ended| record.end_load(step.now, token, ended));
         record.serve(step, None);
-        record.finish(step, key, slept_on);
+        record.finish(step, slept_on);
         (PermitFreed { was_held, available: record.available() }, limit)
     }
 
-    pub(super) fn refresh(
-        &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
-        token: &Token,
-        lease: Duration,
-    ) -> bool {
-        let Some(record) = self.existing(step.now, key) else { return false };
+    pub(super) fn refresh(&mut self, step: &mut LockStep<'_>, token: &Token, lease: Duration) -> bool {
+        let Some(record) = self.existing(step) else { return false };
         let (_, slept_on) = record.sweep(step.now);
         let held = record.renew(step.now, token, lease);
         record.serve(step, None);
-        record.finish(step, key, slept_on);
+        record.finish(step, slept_on);
         held
     }
 
-    pub(super) fn look(&mut self, step: &MutexStep<'_>, key: &Arc<str>) -> Option<SemaphoreState> {
-        Some(self.existing(step.now, key)?.state(step.now, false, 0))
+    pub(super) fn look(&mut self, step: &LockStep<'_>) -> Option<SemaphoreState> {
+        Some(self.existing(step)?.state(step.now, false, 0))
     }
 
     pub(super) fn change(
         &mut self,
-        step: &mut MutexStep<'_>,
-        key: &Arc<str>,
+        step: &mut LockStep<'_>,
         change: SemaphoreChange,
     ) -> Option<SemaphoreState> {
         let (record, created) = match change {
-            SemaphoreChange::Ensure(semaphore) => self.created(step.now, key, semaphore),
+            SemaphoreChange::Ensure(semaphore) => self.created(step, semaphore),
             SemaphoreChange::Add { permits, semaphore } => {
-                let (record, created) = self.created(step.now, key, semaphore);
+                let (record, created) = self.created(step, semaphore);
                 record.capacity = record.capacity.saturating_add(permits);
                 (record, created)
             }
-            SemaphoreChange::Sweep => (self.existing(step.now, key)?, false),
+            SemaphoreChange::Sweep => (self.existing(step)?, false),
             SemaphoreChange::Delete => {
-                self.existing(step.now, key)?;
-                let mut record = self.by_key.remove(key)?;
+                self.existing(step)?;
+                let mut record = self.by_key.remove(step.key)?;
                 let (recovered, _) = record.sweep(step.now);
                 for (token, _) in &record.queue {
                     step.notify(token, LockHint::Closed);
@@ -405,34 +362,34 @@ impl Semaphores {
         };
         let (recovered, slept_on) = record.sweep(step.now);
         record.serve(step, None);
-        record.finish(step, key, slept_on);
+        record.finish(step, slept_on);
         Some(record.state(step.now, created, recovered))
     }
 
     /// The semaphore, created if there is none, and whether it was created.
-    fn created(&mut self, now: Instant, key: &Arc<str>, semaphore: Create) -> (&mut SemaphoreRecord, bool) {
+    fn created(&mut self, step: &LockStep<'_>, semaphore: Create) -> (&mut SemaphoreRecord, bool) {
         if self.sweep.is_due(self.by_key.len()) {
-            self.by_key.retain(|_, record| record.until > now);
+            self.by_key.retain(|_, record| record.until > step.now);
             self.sweep.done(self.by_key.len());
         }
-        let created = self.existing(now, key).is_none();
-        let record = self.by_key.entry(Arc::clone(key)).or_insert_with(|| SemaphoreRecord {
+        let created = self.existing(step).is_none();
+        let record = self.by_key.entry(Arc::clone(step.key)).or_insert_with(|| SemaphoreRecord {
             created_with: semaphore.capacity,
             capacity: semaphore.capacity,
             idle_ttl: semaphore.idle_ttl,
             holders: Vec::new(),
             queue: VecDeque::new(),
-            until: now,
+            until: step.now,
             load_limit: None,
         });
         (record, created)
     }
 
-    fn existing(&mut self, now: Instant, key: &Arc<str>) -> Option<&mut SemaphoreRecord> {
-        if self.by_key.get(key)?.until <= now {
-            self.by_key.remove(key);
+    fn existing(&mut self, step: &LockStep<'_>) -> Option<&mut SemaphoreRecord> {
+        if self.by_key.get(step.key)?.until <= step.now {
+            self.by_key.remove(step.key);
         }
-        self.by_key.get_mut(key)
+        self.by_key.get_mut(step.key)
     }
 }
 
@@ -481,7 +438,7 @@ impl SemaphoreRecord {
 
     /// Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the
     /// calling token: it gets no message. Returns whether it got a permit.
-    fn serve(&mut self, step: &mut MutexStep<'_>, own: Option<&Token>) -> bool {
+    fn serve(&mut self, step: &mut LockStep<'_>, own: Option<&Token>) -> bool {
         let mut reached = false;
         while self.available() > 0
             && let Some((token, lease)) = self.queue.pop_front()
@@ -497,13 +454,13 @@ impl SemaphoreRecord {
 
     /// Ends a step: notifies the waiters if a lease ends before they wake; keeps the semaphore for its idle
     /// time, and for longer than its leases last.
-    fn finish(&mut self, step: &mut MutexStep<'_>, key: &str, slept_on: Option<Instant>) {
+    fn finish(&mut self, step: &mut LockStep<'_>, slept_on: Option<Instant>) {
         let now = step.now;
         if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())
             && *first < then
             && !self.queue.is_empty()
         {
-            step.notify_sooner(key, None);
+            step.notify_sooner(None);
         }
         let longest = self.holders.last().map_or(Duration::ZERO, |(end, _)| *end - now);
         let needed = longest.saturating_mul(2) + Duration::from_secs(1);

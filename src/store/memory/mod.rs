@@ -14,7 +14,6 @@ pub(crate) mod records;
 mod tests;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,7 +22,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use self::locks::{LockTable, MutexStep};
+use self::locks::{LockStep, LockTable};
 use self::records::{AROUND, KeyRecords, later};
 use self::records::{Volume, Volumes};
 use super::load_limit::{EndedLoad, LimitState};
@@ -57,7 +56,6 @@ pub struct MemoryStore {
 }
 
 struct MemoryShared {
-    capacity: usize,
     started: Instant,
     started_ms: u64,
     records: Mutex<KeyRecords>,
@@ -114,10 +112,9 @@ impl MemoryStore {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         Self {
             shared: Arc::new(MemoryShared {
-                capacity: bytes,
                 started: Instant::now(),
                 started_ms,
-                records: Mutex::default(),
+                records: Mutex::new(KeyRecords::new(bytes)),
                 watches: Arc::default(),
                 locks: Mutex::default(),
                 grants: Arc::default(),
@@ -187,14 +184,9 @@ impl Default for MemoryStore {
     }
 }
 
-impl fmt::Debug for MemoryStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("capacity", &self.shared.capacity).finish_non_exhaustive()
-    }
-}
+debug_as!(self: MemoryStore { capacity: self.records().capacity });
 
 /// A [`MemoryStore`] with the identity of one node.
-#[derive(Debug)]
 pub(crate) struct MemoryNode {
     store: MemoryStore,
     node: Uuid,
@@ -218,20 +210,18 @@ impl MemoryNode {
         &self,
         key: &Key,
         token: &Token,
-        end: impl FnOnce(&mut KeyRecords, usize),
-    ) -> Result<TokenCheck, StoreError> {
+        end: impl FnOnce(&mut KeyRecords),
+    ) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
             records.tidy(key.name());
             return Ok(TokenCheck::Lost);
         }
-        end(&mut records, self.store.shared.capacity);
+        end(&mut records);
         self.wake(records, key, &Hint::Finished(Some(token.clone())));
         Ok(TokenCheck::Held)
     }
-}
 
-impl MemoryNode {
     pub(super) fn node(&self) -> Uuid {
         self.node
     }
@@ -244,14 +234,14 @@ impl MemoryNode {
         self.store.shared.clock_at(moment)
     }
 
-    pub(super) fn look_up(&self, key: &Key) -> Result<Option<Bytes>, StoreError> {
+    pub(super) fn look_up(&self, key: &Key) -> StoreResult<Option<Bytes>> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
         Ok(entry.map(|(entry, _)| entry.clone()))
     }
 
-    pub(super) fn acquire(&self, key: &Key, ask: Acquire<'_>) -> Result<Acquired, StoreError> {
+    pub(super) fn acquire(&self, key: &Key, ask: Acquire<'_>) -> StoreResult<Acquired> {
         let now = Instant::now();
         let mut records = self.store.records();
         let record = records.record(key.name());
@@ -280,7 +270,7 @@ impl MemoryNode {
         }
     }
 
-    pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> Result<TokenCheck, StoreError> {
+    pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         let check = match &mut records.record(key.name()).lease {
             Some((holder, until)) if holder == token => {
@@ -299,22 +289,22 @@ impl MemoryNode {
         token: &Token,
         entry: Bytes,
         keep: Duration,
-    ) -> Result<TokenCheck, StoreError> {
-        self.end_lease(key, token, |records, capacity| {
+    ) -> StoreResult<TokenCheck> {
+        self.end_lease(key, token, |records| {
             records.forget_left(key.name());
-            records.set_entry(key.name(), entry, keep, capacity);
+            records.set_entry(key.name(), entry, keep);
         })
     }
 
-    pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> Result<TokenCheck, StoreError> {
-        self.end_lease(key, fail.token, |records, capacity| {
-            records.set_left(key.name(), &fail, capacity);
+    pub(super) fn fail(&self, key: &Key, fail: Fail<'_>) -> StoreResult<TokenCheck> {
+        self.end_lease(key, fail.token, |records| {
+            records.set_left(key.name(), &fail);
             let record = records.record(key.name());
             let stored = record.entry.as_ref().map(|(entry, _)| entry);
             let (is_seen, is_empty) = (stored.is_some() && fail.seen == stored, stored.is_none());
             match fail.older {
                 OlderEntry::Marked(marker, keep) if is_seen || is_empty => {
-                    records.set_entry(key.name(), marker, keep, capacity);
+                    records.set_entry(key.name(), marker, keep);
                 }
                 OlderEntry::Ends if is_seen => records.forget_entry(key.name()),
                 OlderEntry::Stays | OlderEntry::Ends | OlderEntry::Marked(..) => {}
@@ -322,12 +312,7 @@ impl MemoryNode {
         })
     }
 
-    pub(super) fn hand_over(
-        &self,
-        key: &Key,
-        token: &Token,
-        how: HandOver,
-    ) -> Result<HandedOver, StoreError> {
+    pub(super) fn hand_over(&self, key: &Key, token: &Token, how: HandOver) -> StoreResult<HandedOver> {
         let HandOver { lease, hops, is_leaving } = how;
         let mut records = self.store.records();
         if !records.end_lease(key.name(), token) {
@@ -356,7 +341,7 @@ impl MemoryNode {
         }
     }
 
-    pub(super) fn release(&self, key: &Key, token: &Token) -> Result<TokenCheck, StoreError> {
+    pub(super) fn release(&self, key: &Key, token: &Token) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         if records.end_lease(key.name(), token) {
             self.wake(records, key, &Hint::Finished(None));
@@ -372,9 +357,9 @@ impl MemoryNode {
         key: &Key,
         insert: Option<Insert>,
         announcement: &Announcement,
-    ) -> Result<Announced, StoreError> {
-        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        records.attempts(key.name(), self.node, announcement.attempt, capacity)?;
+    ) -> StoreResult<Announced> {
+        let mut records = self.store.records();
+        records.attempts(key.name(), self.node, announcement.attempt)?;
         let record = records.record(key.name());
         record.lease = None;
         let stored =
@@ -384,7 +369,7 @@ impl MemoryNode {
         if let Some(Insert { entry, keep, over }) = insert
             && over.is_none_or(|over| stored.is_some_and(|stored| stored == over || stored == entry))
         {
-            records.set_entry(key.name(), entry, keep, capacity);
+            records.set_entry(key.name(), entry, keep);
         }
         self.wake(records, key, &Hint::Invalidated);
         self.announce(announcement, &ChangedName::value(key))
@@ -425,14 +410,13 @@ impl MemoryNode {
             .advice("a guard on a Redis client where several processes share an origin");
         vec![memory]
     }
-}
 
-impl MemoryNode {
     /// Runs a step on the locks at once and returns its answer.
-    fn step<'a, T: Send + 'a>(
+    fn step<T>(
         &self,
-        act: impl FnOnce(&mut LockTable, &mut MutexStep<'_>) -> T,
-    ) -> Result<T, StoreError> {
+        key: &Arc<str>,
+        act: impl FnOnce(&mut LockTable, &mut LockStep<'_>) -> T,
+    ) -> StoreResult<T> {
         if self.closed.load(Ordering::Acquire) {
             return Err(StoreError::new(StoreErrorKind::Closed));
         }
@@ -440,17 +424,18 @@ impl MemoryNode {
         let now = Instant::now();
         let now_us = self.clock_at(now) * 1_000;
         let notify = |token: &Token, hint| shared.notify_lock(token, hint);
-        let mut step = MutexStep { now, now_us, grants: &shared.grants, notify: &notify, wakes: Vec::new() };
+        let (grants, wakes) = (&*shared.grants, Vec::new());
+        let mut step = LockStep { key, now, now_us, grants, notify: &notify, wakes };
         Ok(act(&mut lock(&shared.locks), &mut step))
     }
 }
 
 /// The commands of locks: each is a step on the table of the mutexes or of the semaphores, under the lock's key.
 macro_rules! lock_commands {
-    ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $table:ident.$step:ident($($given:expr),*);)*) => {
+    ($($method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $table:ident.$step:ident($($given:expr),*)$(.$part:tt)?;)*) => {
         impl MemoryNode {$(
-            pub(super) fn $method(&self, name: &LockName, $($arg: $type),*) -> Result<$answer, StoreError> {
-                self.step(|locks, step| locks.$table.$step(step, &name.key, $($given),*))
+            pub(super) fn $method(&self, name: &LockName, $($arg: $type),*) -> StoreResult<$answer> {
+                self.step(&name.key, |locks, step| locks.$table.$step(step, $($given),*)$(.$part)?)
             }
         )*}
     };
@@ -463,8 +448,8 @@ lock_commands! {
     look_at_mutex() -> Option<MutexHolder> = mutexes.look();
     break_mutex() -> bool = mutexes.force();
     take_permit(ask: TakePermit<'_>) -> PermitTaken = semaphores.take(&ask);
-    free_permit(token: &Token, lease: Duration) -> PermitFreed = semaphores.free(token, lease);
-    end_load(token: &Token, load: (Duration, EndedLoad)) -> (PermitFreed, Option<LimitState>) = semaphores.end_load(token, load);
+    free_permit(token: &Token, lease: Duration) -> PermitFreed = semaphores.free(token, lease, None).0;
+    end_load(token: &Token, load: (Duration, EndedLoad)) -> (PermitFreed, Option<LimitState>) = semaphores.free(token, load.0, Some(load.1));
     refresh_permit(token: &Token, lease: Duration) -> bool = semaphores.refresh(token, lease);
     look_at_semaphore() -> Option<SemaphoreState> = semaphores.look();
     change_semaphore(change: SemaphoreChange) -> Option<SemaphoreState> = semaphores.change(change);
@@ -476,7 +461,7 @@ impl MemoryNode {
     }
 
     /// A mutex of this store changes only through this contract, which notifies its waiters.
-    pub(super) fn announce_key_changes(&self, _name: &LockName) -> Result<KeyspaceAnswer, StoreError> {
+    pub(super) fn announce_key_changes(&self, _name: &LockName) -> StoreResult<KeyspaceAnswer> {
         Ok(KeyspaceAnswer::Yes)
     }
 }
@@ -491,26 +476,19 @@ impl KeyRecords {
         self.tags.get(tag.name()).copied()
     }
 
-    fn make_id(&mut self, tag: &Key, life: Duration, capacity: usize) -> u64 {
+    fn make_id(&mut self, tag: &Key, life: Duration) -> u64 {
         let until = later(Instant::now(), life);
         if let Some(id) = self.tags.get_until(tag.name(), until) {
             return *id;
         }
         let (id, bytes) = (fastrand::u64(..), 2 * tag.name().len() + size_of::<u64>() + AROUND);
-        if self.tags.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
+        if self.tags.make_room(bytes, self.capacity / PART) && self.make_room(bytes) {
             self.tags.put(tag.name(), id, bytes, until);
         }
         id
     }
 
-    fn enlist(
-        &mut self,
-        list: &Key,
-        member: ListMember,
-        most: usize,
-        life: Duration,
-        capacity: usize,
-    ) -> bool {
+    fn enlist(&mut self, list: &Key, member: ListMember, most: usize, life: Duration) -> bool {
         let name = list.name();
         let members = self.lists.get(name);
         let (is_new, length) = (members.is_none(), members.as_ref().map_or(0, |members| members.len()));
@@ -519,7 +497,7 @@ impl KeyRecords {
         }
         let bytes = size_of::<ListMember>() + if is_new { 2 * name.len() + AROUND } else { 0 };
         let has_room =
-            length < most && self.lists.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity);
+            length < most && self.lists.make_room(bytes, self.capacity / PART) && self.make_room(bytes);
         if !has_room {
             return false;
         }
@@ -539,7 +517,7 @@ impl KeyRecords {
 }
 
 impl MemoryNode {
-    pub(super) fn look_up_tagged(&self, keys: &[Key], tags: &[Key]) -> Result<TaggedLookUp, StoreError> {
+    pub(super) fn look_up_tagged(&self, keys: &[Key], tags: &[Key]) -> StoreResult<TaggedLookUp> {
         let mut records = self.store.records();
         records.sweep(Instant::now());
         let entry = |key: &Key| records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
@@ -547,19 +525,19 @@ impl MemoryNode {
         Ok((entries, tags.iter().map(|tag| records.id(tag)).collect()))
     }
 
-    pub(super) fn present_ids(&self, tags: &[Key]) -> Result<Vec<Option<u64>>, StoreError> {
+    pub(super) fn present_ids(&self, tags: &[Key]) -> StoreResult<Vec<Option<u64>>> {
         let mut records = self.store.records();
         Ok(tags.iter().map(|tag| records.id(tag)).collect())
     }
 
-    pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> Result<Vec<u64>, StoreError> {
-        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        Ok(tags.iter().map(|tag| records.make_id(tag, life, capacity)).collect())
+    pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> StoreResult<Vec<u64>> {
+        let mut records = self.store.records();
+        Ok(tags.iter().map(|tag| records.make_id(tag, life)).collect())
     }
 
-    pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> Result<Announced, StoreError> {
-        let (mut records, capacity) = (self.store.records(), self.store.shared.capacity);
-        records.attempts(tag.name(), self.node, announcement.attempt, capacity)?;
+    pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> StoreResult<Announced> {
+        let mut records = self.store.records();
+        records.attempts(tag.name(), self.node, announcement.attempt)?;
         records.tags.remove(tag.name());
         drop(records);
         self.announce(announcement, &ChangedName::tag(tag))
@@ -571,26 +549,24 @@ impl MemoryNode {
         member: ListMember,
         most: usize,
         life: Duration,
-    ) -> Result<bool, StoreError> {
-        Ok(self.store.records().enlist(list, member, most, life, self.store.shared.capacity))
+    ) -> StoreResult<bool> {
+        Ok(self.store.records().enlist(list, member, most, life))
     }
 
     /// A memory store has no replicas to wait for.
-    pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> Result<u32, StoreError> {
+    pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> StoreResult<u32> {
         Ok(replicas)
     }
-}
 
-impl MemoryNode {
     fn volumes(&self) -> MutexGuard<'_, HashMap<Box<str>, Volume>> {
         lock(&self.store.shared.volumes.by_name)
     }
 
-    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> Result<Renewed, StoreError> {
+    pub(super) fn renew_membership(&self, volume: &Key, renewal: Renewal) -> StoreResult<Renewed> {
         Ok(self.volumes().entry(volume.name().into()).or_default().renew(self.node, renewal))
     }
 
-    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> Result<(), StoreError> {
+    pub(super) fn remove_member(&self, volume: &Key, member: Member) -> StoreResult<()> {
         let mut volumes = self.volumes();
         if let Some(registry) = volumes.get_mut(volume.name()).and_then(|volume| volume.registry.as_mut()) {
             registry.members.retain(|known| *known != member);
@@ -615,11 +591,7 @@ impl MemoryNode {
     }
 
     /// ANNOUNCE. The members are notified outside the locks, after the step.
-    pub(super) fn announce(
-        &self,
-        announcement: &Announcement,
-        name: &ChangedName,
-    ) -> Result<Announced, StoreError> {
+    pub(super) fn announce(&self, announcement: &Announcement, name: &ChangedName) -> StoreResult<Announced> {
         let volume = announcement.volume.name();
         let announced = {
             let mut volumes = self.volumes();
@@ -641,13 +613,7 @@ impl MemoryNode {
 impl KeyRecords {
     /// Begins an attempt at a change of this name: refuses it if a later one has voided it, else records that it voids
     /// earlier ones.
-    fn attempts(
-        &mut self,
-        name: &str,
-        node: Uuid,
-        attempt: AttemptNumber,
-        capacity: usize,
-    ) -> Result<(), StoreError> {
+    fn attempts(&mut self, name: &str, node: Uuid, attempt: AttemptNumber) -> StoreResult<()> {
         let key = format!("{}:{name}", node.simple());
         if self.voided.get(&key).is_some_and(|latest| *latest > attempt.number) {
             return Err(StoreError::new(StoreErrorKind::TimedOut));
@@ -655,7 +621,7 @@ impl KeyRecords {
         if attempt.voids_earlier {
             let bytes = 2 * key.len() + size_of::<u64>() + AROUND;
             self.voided.remove(&key);
-            if self.voided.make_room(bytes, capacity / PART) && self.make_room(bytes, capacity) {
+            if self.voided.make_room(bytes, self.capacity / PART) && self.make_room(bytes) {
                 self.voided.put(&key, attempt.number, bytes, later(Instant::now(), VOIDED_FOR));
             }
         }

@@ -24,7 +24,7 @@ use crate::store::protocol::{
 /// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map when it
 /// is least filled, and one of the expiry index. Measured:
 /// `memory::a_store_full_of_small_values_takes_no_more_than_its_capacity`.
-pub(super) const AROUND_RECORD: usize = 480;
+const AROUND_RECORD: usize = 480;
 
 /// The bytes of an entry or an outcome with its overhead.
 pub(super) fn cost(name: &str, bytes: &Bytes) -> usize {
@@ -44,6 +44,8 @@ pub(super) struct KeyRecords {
     /// The bytes of entries and outcomes, with their overhead.
     pub(super) bytes: usize,
     serial: u64,
+    /// The most bytes in use.
+    pub(super) capacity: usize,
     /// When `by_name` is next swept, for expired leases and queues of keys that are not used again.
     next_sweep: Sweep,
     /// The ids of tags.
@@ -73,6 +75,10 @@ pub(super) struct FailedLoad {
 }
 
 impl KeyRecords {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { capacity, ..Self::default() }
+    }
+
     /// Drops the entries and outcomes that have expired.
     pub(super) fn sweep(&mut self, now: Instant) {
         while let Some(name) = expired(&mut self.by_expiry, now) {
@@ -108,9 +114,9 @@ impl KeyRecords {
         }
     }
 
-    pub(super) fn set_entry(&mut self, name: &str, entry: Bytes, keep: Duration, capacity: usize) {
+    pub(super) fn set_entry(&mut self, name: &str, entry: Bytes, keep: Duration) {
         self.forget_entry(name);
-        if self.make_room(cost(name, &entry), capacity) {
+        if self.make_room(cost(name, &entry)) {
             let at = self.next(Instant::now() + keep);
             self.put_entry(name, entry, at);
         }
@@ -123,10 +129,10 @@ impl KeyRecords {
     }
 
     /// Stores the outcome of a failed load for its waiters.
-    pub(super) fn set_left(&mut self, name: &str, fail: &Fail<'_>, capacity: usize) {
+    pub(super) fn set_left(&mut self, name: &str, fail: &Fail<'_>) {
         self.forget_left(name);
         let (by, outcome) = (fail.token.clone(), fail.outcome.clone());
-        if self.make_room(cost(name, &outcome), capacity) {
+        if self.make_room(cost(name, &outcome)) {
             let now = Instant::now();
             let at = self.next(now + fail.keep);
             self.put_left(name, FailedLoad { by, outcome, at, replay_until: now + fail.replay });
@@ -142,11 +148,11 @@ impl KeyRecords {
     /// Makes room for `size` bytes; false if they exceed the capacity. Entries go first: waiters whose outcome was
     /// dropped would all load at once. Ids and lists have their own bound, and go only for a value that is larger than
     /// the rest of the store.
-    pub(super) fn make_room(&mut self, size: usize, capacity: usize) -> bool {
-        if size > capacity {
+    pub(super) fn make_room(&mut self, size: usize) -> bool {
+        if size > self.capacity {
             return false;
         }
-        while self.used() + size > capacity {
+        while self.used() + size > self.capacity {
             if let Some((_, name)) = self.by_expiry.pop_first() {
                 self.forget_entry(&name);
             } else if let Some((_, name)) = self.left_by_expiry.pop_first() {
@@ -331,7 +337,7 @@ impl<V> ExpiringMap<V> {
     }
 
     /// Drops the least recently used value; false if there is none.
-    pub(super) fn drop_one(&mut self) -> bool {
+    fn drop_one(&mut self) -> bool {
         let now = Instant::now();
         while let Some((_, name)) = self.by_turn.pop_first() {
             match self.by_name.get_mut(&name) {

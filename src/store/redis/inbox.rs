@@ -19,7 +19,6 @@
 //! Tokens, hops (2 digits), fences, numbers (16 digits), ids and nodes (32 digits) have fixed lengths; the last part takes the
 //! rest.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -199,12 +198,6 @@ impl Recipient for Inbox {
     fn find_lost_messages(&self, status: InboxStatus) {
         let request = (self.commands.clone(), self.node(), self.subscriber.connector.answer);
         tokio::spawn(find_lost_messages(request, Arc::clone(&self.grants), status != InboxStatus::Shut));
-    }
-}
-
-impl fmt::Debug for Inbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox").field("status", &self.status()).finish_non_exhaustive()
     }
 }
 

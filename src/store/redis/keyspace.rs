@@ -28,7 +28,7 @@ use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink
 use crate::store::redis::connection::send::SendMode;
 use crate::store::redis::errors::{bounded, classify, io_error_of, reason, store_error};
 use crate::store::wake_locks::LockWaiters;
-use crate::store::{KeyspaceAnswer, StoreError, StoreErrorKind};
+use crate::store::{KeyspaceAnswer, StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 use crate::task::{Backoff, EndedTask, OwnedTask, TaskOwner, TaskRef};
 
@@ -113,7 +113,7 @@ impl Keyspace {
 
 /// Turns on the events that are needed, in addition to those that are on already. Repeated on each connection,
 /// because a restarted server has lost the setting.
-async fn configure(commands: &Commands, within: Duration) -> Result<(), StoreError> {
+async fn configure(commands: &Commands, within: Duration) -> StoreResult<()> {
     let answer =
         commands.send("", redis::cmd("CONFIG").arg("GET").arg(SETTING), within, SendMode::Once).await?;
     let settings: HashMap<String, String> = redis::from_redis_value(answer).map_err(|_| not_understood())?;
@@ -150,7 +150,7 @@ impl Keyspace {
         self: &Arc<Self>,
         key: &Arc<str>,
         within: Duration,
-    ) -> Result<KeyspaceAnswer, StoreError> {
+    ) -> StoreResult<KeyspaceAnswer> {
         if self.commands.is_spread() {
             // A node announces its own keys to its own subscribers only, and keys move.
             return Ok(KeyspaceAnswer::No { why: "a cluster announces keys on their own nodes only" });
@@ -170,7 +170,7 @@ impl Keyspace {
     }
 
     /// Returns the answer if it is known; otherwise requests it.
-    fn ask(self: &Arc<Self>, key: &Arc<str>) -> Result<Option<KeyspaceAnswer>, StoreError> {
+    fn ask(self: &Arc<Self>, key: &Arc<str>) -> StoreResult<Option<KeyspaceAnswer>> {
         if self.task.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
         }

@@ -436,22 +436,14 @@ impl Credentials {
     }
 
     /// Whether a login with the others would be the same login.
-    pub(crate) fn are_as_good_as(&self, others: &Self) -> bool {
+    fn are_as_good_as(&self, others: &Self) -> bool {
         (&self.username, &self.password) == (&others.username, &others.password)
             && self.valid_for.is_none()
             && others.valid_for.is_none()
     }
 }
 
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { username, password: _, valid_for } = self;
-        f.debug_struct("Credentials")
-            .field("username", username)
-            .field("valid_for", valid_for)
-            .finish_non_exhaustive()
-    }
-}
+debug_as!(self: Credentials { username: self.username, valid_for: self.valid_for });
 
 type Provided = Pin<Box<dyn Future<Output = Result<Credentials, Box<dyn Error + Send + Sync>>> + Send>>;
 

@@ -1,6 +1,5 @@
 //! The store of one node, and the connections that the nodes of one backend share.
 
-use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -31,7 +30,7 @@ const MOST_REPLICATING: usize = 4;
 pub(crate) struct RedisStore {
     pub(super) connections: Arc<Connections>,
     pub(in crate::store) commands: Commands,
-    pub(super) inbox: Arc<Inbox>,
+    pub(in crate::store) inbox: Arc<Inbox>,
     pub(super) watches: Arc<LeaseWaiters>,
     pub(super) grants: Arc<LockWaiters>,
     pub(super) leaving: LeaveBatches,
@@ -90,16 +89,6 @@ impl RedisStore {
 impl Drop for RedisStore {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-impl fmt::Debug for RedisStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Omits the node's id: it is half of every token, and a token is enough to end a lease.
-        f.debug_struct("RedisStore")
-            .field("connections", &self.connections)
-            .field("inbox", &self.inbox)
-            .finish_non_exhaustive()
     }
 }
 
@@ -218,16 +207,5 @@ impl Connections {
             self.commands.close();
             self.subscriber.close();
         }
-    }
-}
-
-impl fmt::Debug for Connections {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { commands, subscriber, nodes, .. } = self;
-        f.debug_struct("Connections")
-            .field("commands", commands)
-            .field("messages", subscriber)
-            .field("nodes", nodes)
-            .finish_non_exhaustive()
     }
 }

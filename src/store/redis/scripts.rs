@@ -23,8 +23,11 @@ pub(super) struct Script {
     spread: Option<ScriptText>,
     /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants,
     /// registry of `n`odes, log of `a`nnouncements. A script that makes a change has one more key, of kind `c`, which
-    /// [`Script::call_change`] adds. Empty for the scripts of locks: their callers name the keys.
+    /// [`Script::call_change`] adds. Of a lock, the keys that follow its own key: `q`ueue, `f`ence, e`x`tended time, `m`eta data, state of
+    /// the `l`oad limit.
     keys: &'static [u8],
+    /// In a cluster, the keys that follow those: the `r`oll of the waiters' nodes (`lock_roll.lua`).
+    spread_keys: &'static [u8],
 }
 
 struct ScriptText {
@@ -52,18 +55,19 @@ macro_rules! lua {
 /// Scripts: the kinds of their keys, then their files.
 macro_rules! scripts {
     ($($name:ident $keys:literal $($file:ident)+;)*) => {
-        $(pub(super) static $name: Script = Script { text: lua!($($file)+), spread: None, keys: $keys };)*
+        $(pub(super) static $name: Script = Script { text: lua!($($file)+), spread: None, keys: $keys, spread_keys: b"" };)*
     };
 }
 
 /// Scripts that give a lock or a lease to a waiter. Their first prelude says whether they run on one server or in a cluster; a file in
-/// brackets is for clusters only.
+/// brackets is for clusters only, as is its key.
 macro_rules! giving {
-    ($($name:ident $keys:literal $($file:ident)+ $([$spread:ident] $last:ident)?;)*) => {
+    ($($name:ident $keys:literal $($file:ident)+ $([$spread:ident $key:literal] $last:ident)?;)*) => {
         $(pub(super) static $name: Script = Script {
             text: lua!(here $($file)+ $($last)?),
             spread: Some(lua!(spread $($file)+ $($spread $last)?)),
             keys: $keys,
+            spread_keys: &[$($key)?],
         };)*
     };
 }
@@ -88,23 +92,23 @@ scripts! {
     // The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
     PROBE b"elqo" doctor;
     MUTEX_LOOK b"" mutex_look;
-    WAITING b"" lock_waiting;
-    LEAVE b"" lock_leave;
-    MUTEX_REPAIR b"" lock_length mutex_repair;
-    SEMAPHORE_LOOK b"" semaphore_look;
+    WAITING b"q" lock_waiting;
+    LEAVE b"q" lock_leave;
+    MUTEX_REPAIR b"x" lock_length mutex_repair;
+    SEMAPHORE_LOOK b"qm" semaphore_look;
 }
 
 giving! {
     HAND_OVER b"lq" lease_hand_over;
-    MUTEX_TAKE b"" mutex_fence mutex_take_first mutex_again lock_length lock_tell_sooner lock_passing mutex mutex_queue [lock_roll] mutex_take;
-    MUTEX_FREE b"" mutex_free_first lock_tell_sooner lock_passing mutex_fence mutex mutex_free;
-    MUTEX_BREAK b"" lock_tell_sooner lock_passing mutex_fence mutex mutex_break;
-    MUTEX_EXTEND b"" lock_length lock_tell_sooner mutex_extend;
-    SEMAPHORE_TAKE b"" lock_length lock_tell_sooner lock_passing semaphore [lock_roll] semaphore_take;
-    SEMAPHORE_FREE b"" lock_length lock_tell_sooner lock_passing semaphore no_load_limit semaphore_free;
-    LOAD_END b"" lock_length lock_tell_sooner lock_passing semaphore load_limit semaphore_free;
-    SEMAPHORE_REFRESH b"" lock_length lock_tell_sooner lock_passing semaphore semaphore_refresh;
-    SEMAPHORE_CHANGE b"" lock_length lock_tell_sooner lock_passing semaphore semaphore_change;
+    MUTEX_TAKE b"qf" mutex_fence mutex_take_first mutex_again lock_length lock_tell_sooner lock_passing mutex mutex_queue [lock_roll b'r'] mutex_take;
+    MUTEX_FREE b"qf" mutex_free_first lock_tell_sooner lock_passing mutex_fence mutex mutex_free;
+    MUTEX_BREAK b"qf" lock_tell_sooner lock_passing mutex_fence mutex mutex_break;
+    MUTEX_EXTEND b"qx" lock_length lock_tell_sooner mutex_extend;
+    SEMAPHORE_TAKE b"qm" lock_length lock_tell_sooner lock_passing semaphore [lock_roll b'r'] semaphore_take;
+    SEMAPHORE_FREE b"qm" lock_length lock_tell_sooner lock_passing semaphore no_load_limit semaphore_free;
+    LOAD_END b"qml" lock_length lock_tell_sooner lock_passing semaphore load_limit semaphore_free;
+    SEMAPHORE_REFRESH b"qm" lock_length lock_tell_sooner lock_passing semaphore semaphore_refresh;
+    SEMAPHORE_CHANGE b"qm" lock_length lock_tell_sooner lock_passing semaphore semaphore_change;
 }
 
 /// Whether a call names its script by SHA-1, and which of the two texts it uses.
@@ -152,24 +156,21 @@ impl Script {
         cmd
     }
 
-    /// The call for the lock `name`, without ARGV. `size` is the approximate size of the ARGV to come. `parts` are the
-    /// prefixes of the keys that follow the lock's own key; in a cluster, `spread_part` is the last.
-    pub(super) fn call_on(
-        &self,
-        by: CallForm,
-        name: &LockName,
-        parts: &[&str],
-        spread_part: Option<&str>,
-        size: usize,
-    ) -> Cmd {
-        let spread_part = spread_part.filter(|_| by.spread);
-        let keys = parts.len() + 1 + usize::from(spread_part.is_some());
+    /// The call for the lock `name`, without ARGV. `size` is the approximate size of the ARGV to come.
+    pub(super) fn call_on(&self, by: CallForm, name: &LockName, size: usize) -> Cmd {
+        let lock = match () {
+            () if name.is_semaphore() => 's',
+            () if name.key == name.tag => 'p',
+            () => 'm',
+        };
+        let spread_keys = if by.spread { self.spread_keys } else { b"" };
+        let keys = self.keys.len() + 1 + spread_keys.len();
         let mut cmd = self.head(by, keys, keys * (name.key.len() + 9) + size);
         cmd.arg(&*name.key);
-        for part in parts.iter().copied().chain(spread_part) {
+        for &kind in self.keys.iter().chain(spread_keys) {
             let mut arg = cmd.writer_for_next_arg();
             // Writes into a Vec, which does not fail.
-            let _ = write!(arg, "{part}:{{{}}}", name.tag);
+            let _ = write!(arg, "sg1:{lock}{}:{{{}}}", char::from(kind), name.tag);
         }
         cmd
     }
@@ -217,10 +218,10 @@ pub(super) fn push_seen(cmd: &mut Cmd, seen: Option<&Bytes>) {
     }
 }
 
-/// Adds the latest moment at which a command may run, in milliseconds of the server's clock.
-pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
-    match last {
-        Some(last) => cmd.arg(last),
+/// Adds a number, such as the latest moment at which a command may run, in milliseconds of the server's clock; `""` for none.
+pub(super) fn push_number(cmd: &mut Cmd, number: Option<u64>) {
+    match number {
+        Some(number) => cmd.arg(number),
         None => cmd.arg(""),
     };
 }
@@ -228,11 +229,8 @@ pub(super) fn push_moment(cmd: &mut Cmd, last: Option<u64>) {
 /// Adds the arguments that `attempt.lua` reads: the first three of a change.
 pub(super) fn push_attempt(cmd: &mut Cmd, attempt: AttemptNumber, last: Option<u64>) {
     cmd.arg(attempt.number);
-    match attempt.voids_earlier {
-        true => cmd.arg(millis(VOIDED_FOR)),
-        false => cmd.arg(""),
-    };
-    push_moment(cmd, last);
+    push_number(cmd, attempt.voids_earlier.then(|| millis(VOIDED_FOR)));
+    push_number(cmd, last);
 }
 
 /// Adds an id, as 32 digits.
@@ -303,7 +301,7 @@ mod tests {
         let call = words(&RELEASE.call(BY_SHA1, "ns:k", 0));
         assert_eq!(call[0], "EVALSHA");
         assert_eq!(call[2..], ["2", "sg1:l:{ns:k}", "sg1:q:{ns:k}"]);
-        let call = words(&MUTEX_TAKE.call_on(BY_SHA1, &LockName::prefixed("lock:k"), &["sg1:pq"], None, 0));
+        let call = words(&LEAVE.call_on(BY_SHA1, &LockName::prefixed("lock:k"), 0));
         assert_eq!(call[2..], ["2", "lock:k", "sg1:pq:{lock:k}"]);
     }
 

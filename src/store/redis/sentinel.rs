@@ -256,46 +256,45 @@ const AT_PRIMARY: &str = "at the primary that they name";
 
 /// What to do about an error while connecting through sentinels, if anything is known to help.
 fn on_sentinel(error: &RedisError) -> Option<&'static str> {
-    if error.kind() == ErrorKind::MasterNameNotFoundBySentinel {
-        return Some(
+    let is_at = |origin| error.to_string().starts_with(origin);
+    Some(match on_refusal(error).or_else(|| on_rustls(error).flatten()) {
+        _ if error.kind() == ErrorKind::MasterNameNotFoundBySentinel => {
             "no sentinel knows a primary of this name that is up: in a failover that passes; else see the name that was given to \
-             the SentinelClient, and what SENTINEL MASTERS says",
-        );
-    }
-    if is_replica(error) {
-        return Some(
+             the SentinelClient, and what SENTINEL MASTERS says"
+        }
+        _ if is_replica(error) => {
             "this server is not a primary: in a failover that passes; else the SentinelClient must be one for \
-             SentinelServerType::Master",
-        );
-    }
-    if error.to_string().starts_with(AT_SENTINELS) {
-        return Some(if is_login(error) { THEIR_PASSWORD } else { NO_SENTINEL });
-    }
-    if error.to_string().starts_with(AT_PRIMARY) {
-        return Some(if is_login(error) { PRIMARYS_PASSWORD } else { NO_PRIMARY });
-    }
-    if let Some(refusal) = on_refusal(error) {
-        return Some(refusal);
-    }
-    if let Some(Some(advice)) = on_rustls(error) {
-        return Some(advice);
-    }
-    if closed(error) || error.kind() == ErrorKind::Parse {
-        return Some(
+             SentinelServerType::Master"
+        }
+        _ if is_at(AT_SENTINELS) => {
+            if is_login(error) {
+                THEIR_PASSWORD
+            } else {
+                NO_SENTINEL
+            }
+        }
+        _ if is_at(AT_PRIMARY) => {
+            if is_login(error) {
+                PRIMARYS_PASSWORD
+            } else {
+                NO_PRIMARY
+            }
+        }
+        Some(advice) => advice,
+        None if closed(error) || error.kind() == ErrorKind::Parse => {
             "a sentinel, or the primary that they name, does not answer as Redis does: if they want TLS, name the \
-             sentinels as ConnectionAddr::TcpTls and set the SentinelClient's TLS mode for Redis (feature `tls`)",
-        );
-    }
-    if error.is_timeout() {
-        return Some(
+             sentinels as ConnectionAddr::TcpTls and set the SentinelClient's TLS mode for Redis (feature `tls`)"
+        }
+        None if error.is_timeout() => {
             "no sentinel, or not the primary that they name, has answered in time: see their addresses, and, for a client \
-             that speaks TLS, that these are the ports for TLS",
-        );
-    }
-    error.is_io_error().then_some(
-        "a sentinel, or the primary that they name, can not be reached: see their addresses, and \
-         SENTINEL GET-MASTER-ADDR-BY-NAME",
-    )
+             that speaks TLS, that these are the ports for TLS"
+        }
+        None if error.is_io_error() => {
+            "a sentinel, or the primary that they name, can not be reached: see their addresses, and \
+             SENTINEL GET-MASTER-ADDR-BY-NAME"
+        }
+        None => return None,
+    })
 }
 
 /// Whether the error may come from a sentinel or from the primary, and the advice depends on which.

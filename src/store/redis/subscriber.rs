@@ -9,10 +9,9 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::io;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
-use std::{fmt, io};
 
 use futures_util::FutureExt as _;
 use redis::{RedisError, RedisResult};
@@ -27,6 +26,7 @@ use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink
 use crate::store::redis::errors::{OutageLog, bounded, classify, io_error_of, reason, store_error};
 use crate::store::redis::scripts::read_id;
 use crate::store::{StoreError, StoreErrorKind};
+use crate::sync::lock;
 use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
 
 /// The channel of a node. Checks of the server use a new UUID, whose channel no node has.
@@ -58,7 +58,7 @@ impl Subscriber {
             commands,
             recipients: watch::Sender::default(),
             task: OwnedTask::default(),
-            liveness: Liveness::new(),
+            liveness: Liveness::default(),
         })
     }
 
@@ -107,12 +107,6 @@ impl Subscriber {
             () if self.commands.down().is_some() => LinkState::Down,
             () => LinkState::Connecting,
         }
-    }
-}
-
-impl fmt::Debug for Subscriber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscriber").field("nodes", &self.recipients.borrow().len()).finish_non_exhaustive()
     }
 }
 
@@ -379,71 +373,55 @@ impl Channels<'_> {
     }
 }
 
-/// When the connection last sent a ping and last received anything, in microseconds since `created_at`; 0 for never.
-pub(crate) struct Liveness {
-    created_at: Instant,
-    received_at: AtomicU64,
+/// When the connection last sent a ping and last received anything.
+#[derive(Default)]
+pub(crate) struct Liveness(Mutex<LivenessTimes>);
+
+#[derive(Default)]
+struct LivenessTimes {
+    received_at: Option<Instant>,
     /// When the ping was sent that is not answered yet.
-    ping_sent_at: AtomicU64,
-    /// How long the latest answer took, in microseconds plus one; 0 before the first.
-    lag: AtomicU64,
+    ping_sent_at: Option<Instant>,
+    /// How long the latest answer took.
+    lag: Option<Duration>,
 }
 
 impl Liveness {
-    pub(crate) fn new() -> Self {
-        Self {
-            created_at: Instant::now(),
-            received_at: AtomicU64::new(0),
-            ping_sent_at: AtomicU64::new(0),
-            lag: AtomicU64::new(0),
-        }
-    }
-
     /// The server has sent a message or an answer.
     pub(crate) fn heard(&self) {
-        self.received_at.store(self.now(), Ordering::Relaxed);
+        lock(&self.0).received_at = Some(Instant::now());
     }
 
     /// A ping was sent.
-    pub(crate) fn ping_sent(&self) {
-        self.ping_sent_at.store(self.now(), Ordering::Relaxed);
+    fn ping_sent(&self) {
+        lock(&self.0).ping_sent_at = Some(Instant::now());
     }
 
     /// The ping was answered.
     pub(crate) fn answered(&self) {
-        let ping_sent_at = self.ping_sent_at.swap(0, Ordering::Relaxed);
-        // 0: the connection was lost meanwhile.
-        if ping_sent_at != 0 {
-            let took = self.now().saturating_sub(ping_sent_at);
-            self.lag.store(took.saturating_add(1), Ordering::Relaxed);
+        let (mut times, now) = (lock(&self.0), Instant::now());
+        // `None`: the connection was lost meanwhile.
+        if let Some(sent_at) = times.ping_sent_at.take() {
+            times.lag = Some(now.saturating_duration_since(sent_at));
         }
-        self.heard();
+        times.received_at = Some(now);
     }
 
     /// The connection was lost or replaced: its values are reset.
     pub(crate) fn lost(&self) {
-        self.ping_sent_at.store(0, Ordering::Relaxed);
-        self.lag.store(0, Ordering::Relaxed);
+        let mut times = lock(&self.0);
+        (times.ping_sent_at, times.lag) = (None, None);
     }
 
     /// How long the answer to the latest ping took, or how long the present ping has been waiting, if that is longer.
     pub(crate) fn lag(&self) -> Option<Duration> {
-        let latest = self.lag.load(Ordering::Relaxed).checked_sub(1);
-        let under_way = match self.ping_sent_at.load(Ordering::Relaxed) {
-            0 => None,
-            ping_sent_at => Some(self.now().saturating_sub(ping_sent_at)),
-        };
-        latest.max(under_way).map(Duration::from_micros)
+        let times = lock(&self.0);
+        times.lag.max(times.ping_sent_at.map(|sent_at| sent_at.elapsed()))
     }
 
     /// How long ago a message or the answer to a ping arrived.
     pub(crate) fn silent_for(&self) -> Option<Duration> {
-        let received_at = self.received_at.load(Ordering::Relaxed);
-        (received_at != 0).then(|| Duration::from_micros(self.now().saturating_sub(received_at)))
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.created_at.elapsed().as_micros()).unwrap_or(u64::MAX).max(1)
+        lock(&self.0).received_at.map(|at| at.elapsed())
     }
 }
 
@@ -453,7 +431,7 @@ mod liveness_tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_lag_is_that_of_the_latest_answer_or_of_a_pending_ping_if_longer() {
-        let (liveness, ms) = (Liveness::new(), Duration::from_millis);
+        let (liveness, ms) = (Liveness::default(), Duration::from_millis);
         let pass = async |time| tokio::time::advance(time).await;
         pass(ms(1)).await;
         assert_eq!((liveness.lag(), liveness.silent_for()), (None, None));

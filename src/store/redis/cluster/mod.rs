@@ -16,7 +16,6 @@ pub(super) mod slots;
 mod tests;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -35,7 +34,7 @@ use super::endpoint::{Endpoint, SingleEndpoint};
 use super::errors::{OutageLog, store_error};
 use super::login::Login;
 use crate::health::{Breaker, LinkState};
-use crate::store::{NamedServer, StoreError, StoreErrorKind};
+use crate::store::{NamedServer, StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 use crate::task::OwnedTask;
 
@@ -117,7 +116,7 @@ impl Cluster {
     }
 
     /// Records that `address` serves the slot, until the next refresh.
-    fn moved(&self, slot: u16, address: Address) -> Result<CommandTarget, StoreError> {
+    fn moved(&self, slot: u16, address: Address) -> StoreResult<CommandTarget> {
         let target = self.target(address, false)?;
         let mut state = self.state();
         if let SlotMap::Known(layout) = &state.slot_map
@@ -130,7 +129,7 @@ impl Cluster {
         Ok(target)
     }
 
-    fn target(&self, address: Address, is_asking: bool) -> Result<CommandTarget, StoreError> {
+    fn target(&self, address: Address, is_asking: bool) -> StoreResult<CommandTarget> {
         let unreachable = |error| store_error(StoreErrorKind::Unavailable, error);
         let server = self.server(&address).map_err(unreachable)?;
         Ok(CommandTarget { address, server, is_asking })
@@ -156,13 +155,13 @@ impl Cluster {
     }
 
     /// The connection to the master of `key`'s slot; `None` before the first map, and for a slot without a master.
-    pub(super) fn connection(&self, key: &str) -> Result<Option<Arc<Supervisor>>, StoreError> {
+    pub(super) fn connection(&self, key: &str) -> StoreResult<Option<Arc<Supervisor>>> {
         let layout = self.state().slot_map.layout()?;
         Ok(layout.and_then(|layout| Some(Arc::clone(&layout.master(slot_of(key))?.server))))
     }
 
     /// The connections to all masters; empty before the first map.
-    pub(super) fn all(&self) -> Result<Vec<Arc<Supervisor>>, StoreError> {
+    pub(super) fn all(&self) -> StoreResult<Vec<Arc<Supervisor>>> {
         let layout = self.state().slot_map.layout()?;
         let masters = layout.iter().flat_map(|layout| &layout.masters);
         Ok(masters.map(|master| Arc::clone(&master.server)).collect())
@@ -235,12 +234,7 @@ impl Cluster {
     }
 }
 
-impl fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let masters = self.coverage().map_or(0, |coverage| coverage.masters.len());
-        f.debug_struct("Cluster").field("masters", &masters).finish_non_exhaustive()
-    }
-}
+debug_as!(self: Cluster { masters: self.coverage().map_or(0, |coverage| coverage.masters.len()) });
 
 /// How often a command follows a redirection without a pause. If the map lacks one change, it is correct after the first
 /// redirection.
@@ -269,7 +263,7 @@ impl Cluster {
         cmd: &Cmd,
         within: Duration,
         mut mode: SendMode,
-    ) -> Result<(Value, u64), StoreError> {
+    ) -> StoreResult<(Value, u64)> {
         // The caller's deadline may be beyond what an `Instant` can represent.
         let until = Instant::now().checked_add(within).unwrap_or_else(|| Instant::now() + ENDLESS);
         let slot = slot_of(key);
@@ -321,7 +315,7 @@ impl Cluster {
     }
 
     /// The master of the slot. Waits for the first map if there is none.
-    async fn master_of(self: &Arc<Self>, slot: u16, within: Duration) -> Result<CommandTarget, StoreError> {
+    async fn master_of(self: &Arc<Self>, slot: u16, within: Duration) -> StoreResult<CommandTarget> {
         let layout = match self.layout()? {
             Some(layout) => layout,
             None => {

@@ -92,12 +92,6 @@ impl ClusterNodes {
         let address = address.ok_or_else(nowhere)?;
         Ok((self.client_of(&address)?, address.to_string()))
     }
-
-    /// Whether this node is no longer part of the cluster. Messages would not reach it.
-    pub(crate) fn has_lost(&self, address: &str) -> bool {
-        let known = lock(&self.known);
-        !known.all.is_empty() && !known.all.iter().any(|node| node.to_string() == address)
-    }
 }
 
 /// What [`ConnectionRecorder`] records, per thread.
@@ -215,7 +209,8 @@ impl Endpoint for ClusterNodes {
     }
 
     fn has_lost(&self, address: &str) -> bool {
-        self.has_lost(address)
+        let known = lock(&self.known);
+        !known.all.is_empty() && !known.all.iter().any(|node| node.to_string() == address)
     }
 
     fn username(&self) -> Option<String> {

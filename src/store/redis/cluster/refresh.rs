@@ -13,7 +13,7 @@ use super::{Cluster, DiscoveryWake, SendMode, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::cluster::slots::{Address, Range, majority, parse, slot_of};
 use crate::store::redis::errors::{reason, store_error};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::task::{Backoff, EndedTask, OwnedTask, TaskOwner, TaskRef};
 
 /// How often the map is refreshed without a sign that it has changed.
@@ -63,11 +63,7 @@ enum RefreshResult {
 }
 
 /// Refreshes the map while the cluster exists.
-pub(super) async fn refresh_topology(
-    refresh_task: TaskRef<Cluster>,
-    looks: Arc<DiscoveryWake>,
-    answer: Duration,
-) {
+async fn refresh_topology(refresh_task: TaskRef<Cluster>, looks: Arc<DiscoveryWake>, answer: Duration) {
     let (mut backoff, mut rest) = (Backoff::new(), rests());
     // Whether all nodes of the map have failed to answer.
     let mut lost = false;
@@ -219,7 +215,7 @@ impl TaskRef<Cluster> {
 
 impl Cluster {
     /// Waits until there is a map, and at least one of its masters takes commands.
-    pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(crate) async fn until_up(self: &Arc<Self>) -> StoreResult<()> {
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
@@ -239,7 +235,7 @@ impl Cluster {
     }
 
     /// Waits until the master of `key`'s slot takes commands.
-    pub(crate) async fn reach(self: &Arc<Self>, key: &str) -> Result<(), StoreError> {
+    pub(crate) async fn reach(self: &Arc<Self>, key: &str) -> StoreResult<()> {
         let (slot, mut changes) = (slot_of(key), self.changes.subscribe());
         loop {
             changes.mark_unchanged();
@@ -260,7 +256,7 @@ impl Cluster {
     }
 
     /// The map; `None` if the caller may wait for the first. Starts the refresh task if there is none.
-    pub(super) fn layout(self: &Arc<Self>) -> Result<Option<Arc<SlotLayout>>, StoreError> {
+    pub(super) fn layout(self: &Arc<Self>) -> StoreResult<Option<Arc<SlotLayout>>> {
         if !self.task.is_running() {
             self.task.start(self, |task| refresh_topology(task, Arc::clone(&self.looks), self.answer));
         }
@@ -268,7 +264,7 @@ impl Cluster {
     }
 
     /// The map. Waits for the first map if there is none.
-    pub(super) async fn known_layout(self: &Arc<Self>) -> Result<Arc<SlotLayout>, StoreError> {
+    pub(super) async fn known_layout(self: &Arc<Self>) -> StoreResult<Arc<SlotLayout>> {
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();

@@ -10,7 +10,7 @@ use redis::Value;
 use crate::health::{Breaker, LinkState};
 use crate::store::redis::connection::Supervisor;
 use crate::store::redis::errors::reason;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 
 /// The number of slots.
 pub(crate) const SLOTS: usize = 16_384;
@@ -305,7 +305,7 @@ impl SlotLayout {
 
 impl SlotMap {
     /// The layout; `None` if the caller may wait for the first one.
-    pub(super) fn layout(&self) -> Result<Option<Arc<SlotLayout>>, StoreError> {
+    pub(super) fn layout(&self) -> StoreResult<Option<Arc<SlotLayout>>> {
         match self {
             Self::Known(layout) => Ok(Some(Arc::clone(layout))),
             Self::Blank => Ok(None),

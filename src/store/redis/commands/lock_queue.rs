@@ -18,21 +18,20 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 use uuid::Uuid;
 
-use super::Commands;
-use super::lock_steps::{LockStep, mutex_holder};
+use super::lock_steps::{LockCalls, mutex_holder};
+use super::{Commands, int};
 use crate::store::redis::scripts;
 use crate::store::wake_locks::{AbsentWaiters, LockWaiters};
-use crate::store::{LockName, StoreError, Token};
+use crate::store::{LockName, StoreResult, Token};
 use crate::sync::lock;
 
 /// How many waiters leave in one call: their queue entries are its arguments.
 const AT_ONCE: usize = 2_000;
 
 /// For each lock that a waiter is leaving, the other waiters that leave with it.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
-#[derive(Debug)]
 struct LeavingWaiter {
     position: String,
     /// Sent when the entry was removed from the queue; if it is dropped, the waiter must leave alone.
@@ -97,12 +96,7 @@ impl LeaveJob<'_> {
     }
 
     /// Removes from the queue the waiters that have come since the last call; returns whether there were any.
-    pub(crate) async fn remove_others(
-        &mut self,
-        commands: &Commands,
-        name: &LockName,
-        within: Duration,
-    ) -> Result<bool, StoreError> {
+    pub(crate) async fn remove_others(&mut self, calls: LockCalls<'_>) -> StoreResult<bool> {
         let mut leavers = self.next();
         let any = !leavers.is_empty();
         while !leavers.is_empty() {
@@ -111,8 +105,7 @@ impl LeaveJob<'_> {
                     cmd.arg(&leaver.position);
                 }
             };
-            let leave = LockStep::queueing(&scripts::LEAVE, name);
-            let (handled, mut removed) = leave.run(commands, args, within, read_leave).await?;
+            let (handled, mut removed) = calls.run(&scripts::LEAVE, args, read_leave).await?;
             removed.sort_unstable();
             let later = leavers.split_off(handled.clamp(1, leavers.len()));
             for (number, leaver) in leavers.into_iter().enumerate() {
@@ -138,10 +131,7 @@ impl Drop for LeaveJob<'_> {
 /// Parses the answer of LEAVE: how many entries were handled, and the numbers of those that were in the queue.
 fn read_leave(answer: Value) -> Option<(usize, Vec<usize>)> {
     let Value::Array(parts) = answer else { return None };
-    let mut numbers = parts.into_iter().map(|part| match part {
-        Value::Int(number) => usize::try_from(number).ok(),
-        _ => None,
-    });
+    let mut numbers = parts.into_iter().map(|part| usize::try_from(int(part)?).ok());
     Some((numbers.next()??, numbers.collect::<Option<_>>()?))
 }
 
@@ -199,14 +189,14 @@ async fn find(
     absent_waiters: &mut AbsentWaiters,
     node: Uuid,
     within: Duration,
-) -> Result<(), StoreError> {
+) -> StoreResult<()> {
     let (node, name) = (node.simple().to_string(), absent_waiters.name.clone());
+    let calls = LockCalls { commands, name: &name, within };
     for from in (0..).step_by(1_000) {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&node).arg(from);
         };
-        let (more, tokens) =
-            LockStep::queueing(&scripts::WAITING, &name).run(commands, args, within, read_waiting).await?;
+        let (more, tokens) = calls.run(&scripts::WAITING, args, read_waiting).await?;
         tokens.iter().for_each(|token| absent_waiters.found(token));
         if !more {
             break;
@@ -231,8 +221,8 @@ async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Dura
         if absent_waiters.is_empty() || absent_waiters.name.is_semaphore() {
             continue;
         }
-        let look = LockStep::alone(&scripts::MUTEX_LOOK, &absent_waiters.name);
-        if let Ok(Some(holder)) = look.run(&commands, |_| {}, within, mutex_holder).await
+        let calls = LockCalls { commands: &commands, name: &absent_waiters.name, within };
+        if let Ok(Some(holder)) = calls.run(&scripts::MUTEX_LOOK, |_| {}, mutex_holder).await
             && let Some(token) = Token::parse(&holder.token)
         {
             absent_waiters.notify(&token);

@@ -1,5 +1,4 @@
-//! The steps on locks. A [`LockStep`] is one script call for one lock, with the keys that it needs; functions such as
-//! [`taken`] parse the answers.
+//! The steps on locks. [`LockCalls`] calls scripts for one lock; functions such as [`taken`] parse the answers.
 //!
 //! A script that grants a lock passes over a bounded number of waiters that receive no messages, because it blocks the
 //! server. If there are more, its answer says so, and another call follows. Between two calls a mutex with a queue is free,
@@ -13,12 +12,12 @@ use redis::{Cmd, Value};
 use tokio::time::sleep;
 use uuid::Uuid;
 
-use super::Commands;
+use super::{Commands, int};
 use crate::store::load_limit::{EndedLoad, LimitState};
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{CallForm, Script, millis};
 use crate::store::{
-    LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, StoreError, StoreErrorKind,
+    LockName, MutexHolder, MutexTaken, PermitFreed, PermitTaken, SemaphoreState, StoreErrorKind, StoreResult,
     Taken, Token,
 };
 
@@ -49,202 +48,125 @@ impl UnreachableNodes {
     }
 }
 
-pub(crate) async fn free_mutex(
-    commands: &Commands,
-    name: &LockName,
-    token: &Token,
-    ttl: Option<Duration>,
-    within: Duration,
-) -> Result<bool, StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(end(ttl));
-    };
-    let (was_held, more) = LockStep::freeing(name).run_part(commands, args, within, yes).await?;
-    finish_freeing(commands, name, more, within, yes).await?;
-    Ok(was_held)
-}
-
-pub(crate) async fn free_permit(
-    commands: &Commands,
-    name: &LockName,
-    token: &Token,
-    lease: Duration,
-    within: Duration,
-) -> Result<PermitFreed, StoreError> {
-    end_load(commands, name, token, (lease, None), within).await.map(|(freed, _)| freed)
-}
-
-/// FREE of a permit, and of a load limit with the load that held it.
-pub(crate) async fn end_load(
-    commands: &Commands,
-    name: &LockName,
-    token: &Token,
-    (lease, load): (Duration, Option<EndedLoad>),
-    within: Duration,
-) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
-    let args = |cmd: &mut Cmd| {
-        cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
-        if let Some(EndedLoad { end, bounds }) = load {
-            cmd.arg(end.text()).arg(bounds.least).arg(bounds.most);
-        }
-    };
-    let step = if load.is_some() { LockStep::ending_load(name) } else { LockStep::freeing(name) };
-    let ((freed, limit), more) = step.run_part(commands, args, within, load_ended).await?;
-    let last = finish_freeing(commands, name, more, within, permit_freed).await?;
-    Ok((PermitFreed { available: last.unwrap_or(freed).available, ..freed }, limit))
-}
-
-/// FREE of a lock of either kind.
-pub(crate) async fn free(
-    commands: &Commands,
-    name: &LockName,
-    token: &Token,
-    ttl: Option<Duration>,
-    within: Duration,
-) -> Result<(), StoreError> {
-    match name.is_semaphore() {
-        true => free_permit(commands, name, token, ttl.unwrap_or_default(), within).await.map(drop),
-        false => free_mutex(commands, name, token, ttl, within).await.map(drop),
-    }
-}
-
-/// Hands a lock to the rest of its queue, if there is `more`. Returns the last answer of FREE, if it was called.
-pub(crate) async fn finish_freeing<T>(
-    commands: &Commands,
-    name: &LockName,
-    mut more: Option<Vec<u8>>,
-    within: Duration,
-    read: impl Fn(Value) -> Option<T>,
-) -> Result<Option<T>, StoreError> {
-    // A token that holds nothing.
-    let (mut unreachable, none, mut last) = (UnreachableNodes::default(), Token::mint(Uuid::new_v4()), None);
-    while let Some(nodes) = more {
-        unreachable.learn(&nodes);
-        let args = |cmd: &mut Cmd| {
-            cmd.arg(none.as_str()).arg("");
-            unreachable.push(cmd);
-        };
-        let freed;
-        (freed, more) = LockStep::freeing(name).run_part(commands, args, within, &read).await?;
-        last = Some(freed);
-    }
-    Ok(last)
-}
-
-/// Frees a lock that was granted to a waiter that has left. Otherwise the lock is lost until it expires, and some mutexes
-/// never expire; so this retries several times.
-pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
-    const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
-    for pause in PAUSES {
-        // A grant removes the waiter from the queue, so the time to live, which is part of its queue entry, is not needed.
-        match free(&commands, &name, &token, None, within).await.map_err(|error| error.kind) {
-            Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
-            Err(_) => sleep(Duration::from_millis(pause)).await,
-        }
-    }
-}
-
-/// One script call for one lock.
-pub(crate) struct LockStep<'a> {
-    pub(crate) script: &'a Script,
+/// The script calls for one lock, each within this time.
+#[derive(Clone, Copy)]
+pub(crate) struct LockCalls<'a> {
+    pub(crate) commands: &'a Commands,
     pub(crate) name: &'a LockName,
-    /// The prefixes of the keys that follow the lock's own key.
-    parts: &'a [&'a str],
-    /// In a cluster, the prefix of one more key, after those of `parts`: the roll of the waiters' nodes (`lock_roll.lua`).
-    spread_part: Option<&'a str>,
+    pub(crate) within: Duration,
 }
 
-impl<'a> LockStep<'a> {
-    /// A take of a mutex; in a cluster with the roll of its waiters' nodes.
-    pub(crate) fn taking(name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let spread_part = Some(if prefixed { "sg1:pr" } else { "sg1:mr" });
-        Self { spread_part, ..Self::giving(&scripts::MUTEX_TAKE, name) }
+impl LockCalls<'_> {
+    pub(crate) async fn free_mutex(self, token: &Token, ttl: Option<Duration>) -> StoreResult<bool> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str()).arg(end(ttl));
+        };
+        Ok(self.run_and_hand_over(&scripts::MUTEX_FREE, args, yes).await?.0)
     }
 
-    /// A take of a permit; in a cluster with the roll of its waiters' nodes.
-    pub(crate) fn taking_permit(name: &'a LockName) -> Self {
-        Self { spread_part: Some("sg1:sr"), ..Self::semaphore(&scripts::SEMAPHORE_TAKE, name) }
+    /// FREE of a permit, and of a load limit with the load that held it.
+    pub(crate) async fn free_permit(
+        self,
+        token: &Token,
+        lease: Duration,
+        load: Option<EndedLoad>,
+    ) -> StoreResult<(PermitFreed, Option<LimitState>)> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.as_str()).arg(queue_entry(token, millis(lease)));
+            if let Some(EndedLoad { end, bounds }) = load {
+                cmd.arg(end.text()).arg(bounds.least).arg(bounds.most);
+            }
+        };
+        let script = if load.is_some() { &scripts::LOAD_END } else { &scripts::SEMAPHORE_FREE };
+        let ((freed, limit), available) = self.run_and_hand_over(script, args, load_ended).await?;
+        Ok((PermitFreed { available: available.unwrap_or(freed.available), ..freed }, limit))
     }
 
-    /// A step that hands the mutex to a waiter, with all its keys.
-    pub(crate) fn giving(script: &'a Script, name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let parts = if prefixed { &["sg1:pq", "sg1:pf"] } else { &["sg1:mq", "sg1:mf"] };
-        Self { script, name, parts, spread_part: None }
-    }
-
-    /// A step that restarts the holder's time: it may have to notify the waiters, and it records a time that is longer
-    /// than the token says.
-    pub(crate) fn extending(name: &'a LockName) -> Self {
-        let prefixed = name.key == name.tag;
-        let parts = if prefixed { &["sg1:pq", "sg1:px"] } else { &["sg1:mq", "sg1:mx"] };
-        Self { script: &scripts::MUTEX_EXTEND, name, parts, spread_part: None }
-    }
-
-    pub(crate) fn repairing(name: &'a LockName) -> Self {
-        let Self { parts, .. } = Self::extending(name);
-        Self { script: &scripts::MUTEX_REPAIR, name, parts: &parts[1..], spread_part: None }
-    }
-
-    /// A step on the queue of any kind of lock.
-    pub(crate) fn queueing(script: &'a Script, name: &'a LockName) -> Self {
-        let Self { parts, .. } =
-            if name.is_semaphore() { Self::semaphore(script, name) } else { Self::giving(script, name) };
-        Self { script, name, parts: &parts[..1], spread_part: None }
-    }
-
-    /// FREE of a mutex or a permit.
-    fn freeing(name: &'a LockName) -> Self {
-        match name.is_semaphore() {
-            true => Self::semaphore(&scripts::SEMAPHORE_FREE, name),
-            false => Self::giving(&scripts::MUTEX_FREE, name),
+    /// FREE of a lock of either kind.
+    pub(crate) async fn free(self, token: &Token, ttl: Option<Duration>) -> StoreResult<()> {
+        match self.name.is_semaphore() {
+            true => self.free_permit(token, ttl.unwrap_or_default(), None).await.map(drop),
+            false => self.free_mutex(token, ttl).await.map(drop),
         }
     }
 
-    /// FREE of a permit of a load limit, with the key of the law's state.
-    fn ending_load(name: &'a LockName) -> Self {
-        Self { script: &scripts::LOAD_END, name, parts: &["sg1:sq", "sg1:sm", "sg1:sl"], spread_part: None }
-    }
-
-    /// A step with the mutex's own key alone.
-    pub(crate) fn alone(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &[], spread_part: None }
-    }
-
-    pub(crate) fn semaphore(script: &'a Script, name: &'a LockName) -> Self {
-        Self { script, name, parts: &["sg1:sq", "sg1:sm"], spread_part: None }
+    /// Hands a lock to the rest of its queue, if there is `more`. Returns how many permits are available after the last call, if there was
+    /// one.
+    pub(crate) async fn hand_over(self, mut more: Option<Vec<u8>>) -> StoreResult<Option<u32>> {
+        // A token that holds nothing.
+        let none = Token::mint(Uuid::new_v4());
+        let (mut unreachable, mut last) = (UnreachableNodes::default(), None);
+        let is_semaphore = self.name.is_semaphore();
+        let script = if is_semaphore { &scripts::SEMAPHORE_FREE } else { &scripts::MUTEX_FREE };
+        let read = |answer| match is_semaphore {
+            true => permit_freed(answer).map(|freed| freed.available),
+            false => yes(answer).map(|_| 0),
+        };
+        while let Some(nodes) = more {
+            unreachable.learn(&nodes);
+            let args = |cmd: &mut Cmd| {
+                cmd.arg(none.as_str()).arg("");
+                unreachable.push(cmd);
+            };
+            let available;
+            (available, more) = self.run_part(script, args, read).await?;
+            last = Some(available);
+        }
+        Ok(last)
     }
 
     pub(crate) async fn run<T>(
         self,
-        commands: &Commands,
+        script: &Script,
         args: impl Fn(&mut Cmd) + Sync,
-        within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         let call = |by: CallForm| {
-            let mut cmd = self.script.call_on(by, self.name, self.parts, self.spread_part, 256);
+            let mut cmd = script.call_on(by, self.name, 256);
             args(&mut cmd);
             cmd
         };
-        commands.call(&self.name.key, call, within, read).await.map(|(answer, _)| answer)
+        self.commands.call(&self.name.key, call, self.within, read).await.map(|(answer, _)| answer)
     }
 
     /// Runs one call of a step that may need several. Also returns, if another call must follow, the unreachable nodes that this one has
     /// discovered.
     pub(crate) async fn run_part<T>(
         self,
-        commands: &Commands,
+        script: &Script,
         args: impl Fn(&mut Cmd) + Sync,
-        within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<(T, Option<Vec<u8>>), StoreError> {
+    ) -> StoreResult<(T, Option<Vec<u8>>)> {
         let split = |answer| {
             let (answer, nodes) = to_go_on(answer);
             Some((read(answer)?, nodes))
         };
-        self.run(commands, args, within, split).await
+        self.run(script, args, split).await
+    }
+
+    /// Runs a step that may leave the lock to the rest of its queue, and hands it over. Also returns what `hand_over` does.
+    pub(crate) async fn run_and_hand_over<T>(
+        self,
+        script: &Script,
+        args: impl Fn(&mut Cmd) + Sync,
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> StoreResult<(T, Option<u32>)> {
+        let (answer, more) = self.run_part(script, args, read).await?;
+        Ok((answer, self.hand_over(more).await?))
+    }
+}
+
+/// Frees a lock that was granted to a waiter that has left. Otherwise the lock is lost until it expires, and some mutexes
+/// never expire; so this retries several times.
+pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
+    const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
+    let calls = LockCalls { commands: &commands, name: &name, within };
+    for pause in PAUSES {
+        // A grant removes the waiter from the queue, so the time to live, which is part of its queue entry, is not needed.
+        match calls.free(&token, None).await.map_err(|error| error.kind) {
+            Ok(()) | Err(StoreErrorKind::Closed | StoreErrorKind::Refused) => return,
+            Err(_) => sleep(Duration::from_millis(pause)).await,
+        }
     }
 }
 
@@ -388,9 +310,7 @@ pub(crate) fn semaphore_state(answer: Value) -> Option<Option<SemaphoreState>> {
 /// Parses exactly `N` integers.
 pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
     let Value::Array(parts) = answer else { return None };
-    let ints: Option<Vec<i64>> =
-        parts.into_iter().map(|part| if let Value::Int(int) = part { Some(int) } else { None }).collect();
-    ints?.try_into().ok()
+    parts.into_iter().map(int).collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
 /// Splits an answer that requires another call into the answer proper and its last part, the unreachable nodes.

@@ -20,14 +20,14 @@ use super::errors::{classify, reason, store_error, unexpected};
 use super::scripts::{CallForm, Script};
 use crate::health::{Breaker, ClockReading, LinkState};
 use crate::store::redis::scripts;
-use crate::store::redis::scripts::millis;
-use crate::store::{HandedOver, LATEST, NamedServer, StoreError, StoreErrorKind, Token};
+use crate::store::redis::scripts::{millis, push_number};
+use crate::store::{HandedOver, LATEST, NamedServer, StoreError, StoreErrorKind, StoreResult, Token};
 
 pub(super) mod lock_queue;
 pub(crate) mod lock_steps;
 
 /// The connections of one node for commands.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(in crate::store) struct Commands {
     pub(super) route: Route,
     /// Whether the node has ended; other nodes may still use its connections.
@@ -35,7 +35,7 @@ pub(in crate::store) struct Commands {
 }
 
 /// Where the commands go.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Route {
     One(Arc<Supervisor>),
     #[cfg(feature = "cluster")]
@@ -56,12 +56,12 @@ pub(super) use by_route;
 
 impl Route {
     /// The connection to the server that has `key`; `None` while that is not known.
-    fn connection(&self, key: &str) -> Result<Option<Arc<Supervisor>>, StoreError> {
+    fn connection(&self, key: &str) -> StoreResult<Option<Arc<Supervisor>>> {
         by_route!(self, |server| Ok(Some(Arc::clone(server))), |cluster| cluster.connection(key))
     }
 
     /// The connections to all servers; empty while these are not known.
-    fn all(&self) -> Result<Vec<Arc<Supervisor>>, StoreError> {
+    fn all(&self) -> StoreResult<Vec<Arc<Supervisor>>> {
         by_route!(self, |server| Ok(vec![Arc::clone(server)]), |cluster| cluster.all())
     }
 }
@@ -74,7 +74,7 @@ impl Commands {
         cmd: &Cmd,
         within: Duration,
         mode: SendMode,
-    ) -> Result<Value, StoreError> {
+    ) -> StoreResult<Value> {
         self.is_usable()?;
         let sent = by_route!(
             &self.route,
@@ -93,7 +93,7 @@ impl Commands {
         call: impl Fn(CallForm) -> Cmd + Sync,
         within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<(T, u64), StoreError> {
+    ) -> StoreResult<(T, u64)> {
         let (sent, spread) = (Instant::now(), self.is_spread());
         let (mut sha1, mut left) = (true, within);
         loop {
@@ -121,7 +121,7 @@ impl Commands {
         (size, args): (usize, impl Fn(&mut Cmd) + Sync),
         within: Duration,
         read: impl FnOnce(Value) -> Option<T>,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         let call = |by| {
             let mut cmd = script.call(by, name, size);
             args(&mut cmd);
@@ -134,26 +134,26 @@ impl Commands {
     pub(super) async fn bounded<T>(
         &self,
         within: Duration,
-        work: impl Future<Output = Result<T, StoreError>>,
+        work: impl Future<Output = StoreResult<T>>,
         kind: StoreErrorKind,
-    ) -> Result<T, StoreError> {
+    ) -> StoreResult<T> {
         let done = timeout(within, work).await;
         done.unwrap_or_else(|_| Err(self.down().unwrap_or_else(|| StoreError::new(kind))))
     }
 
     /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
-    pub(super) fn is_spread(&self) -> bool {
+    pub(in crate::store) fn is_spread(&self) -> bool {
         !matches!(self.route, Route::One(_))
     }
 
     /// Waits until commands can be sent, even if attempts to connect fail.
-    pub(super) async fn until_up(&self) -> Result<(), StoreError> {
+    pub(super) async fn until_up(&self) -> StoreResult<()> {
         self.is_usable()?;
         by_route!(&self.route, |server| server.until_up().await, |cluster| cluster.until_up().await)
     }
 
     /// Waits until commands about `key` can be sent, even if attempts to connect fail.
-    pub(super) async fn reach(&self, key: &str) -> Result<(), StoreError> {
+    pub(super) async fn reach(&self, key: &str) -> StoreResult<()> {
         self.is_usable()?;
         by_route!(&self.route, |server| server.until_up().await, |cluster| cluster.reach(key).await)
     }
@@ -258,7 +258,7 @@ impl Commands {
     }
 
     #[inline]
-    fn is_usable(&self) -> Result<(), StoreError> {
+    fn is_usable(&self) -> StoreResult<()> {
         match self.has_ended.load(Ordering::Relaxed) {
             false => Ok(()),
             true => Err(StoreError::new(StoreErrorKind::Closed)),
@@ -284,6 +284,10 @@ impl From<Arc<Supervisor>> for Commands {
 }
 
 /// The error for an answer that no command of ours has.
+pub(crate) fn int(answer: Value) -> Option<i64> {
+    if let Value::Int(number) = answer { Some(number) } else { None }
+}
+
 pub(crate) fn not_understood() -> StoreError {
     refused(unexpected())
 }
@@ -324,13 +328,10 @@ impl Commands {
         lease: Option<Duration>,
         (hops, is_leaving): (u8, bool),
         within: Duration,
-    ) -> Result<HandedOver, StoreError> {
+    ) -> StoreResult<HandedOver> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str());
-            match lease {
-                Some(lease) => cmd.arg(millis(lease)),
-                None => cmd.arg(""),
-            };
+            push_number(cmd, lease.map(millis));
             cmd.arg(hops).arg(u8::from(is_leaving));
         };
         let until = Instant::now() + within;
@@ -380,7 +381,7 @@ impl Deadline {
     }
 
     /// A call came too late, at this time of the server's clock. Returns an error if there is no time for another.
-    pub(crate) fn was_late(&mut self, server_clock: u64) -> Result<(), StoreError> {
+    pub(crate) fn was_late(&mut self, server_clock: u64) -> StoreResult<()> {
         if self.left().is_zero() {
             return Err(StoreError::new(StoreErrorKind::TimedOut));
         }

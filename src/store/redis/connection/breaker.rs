@@ -16,7 +16,7 @@ use redis::{Arg, Cmd, RedisError};
 use tokio::time::Instant;
 
 use crate::store::redis::errors::{TOO_LONG, io_error_of, store_error};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
 pub(super) struct CircuitBreaker {
@@ -143,7 +143,7 @@ impl BulkLimit {
     }
 
     /// Returns an error for a command that exceeds the limit.
-    pub(super) fn check(&self, cmd: &Cmd) -> Result<(), StoreError> {
+    pub(super) fn check(&self, cmd: &Cmd) -> StoreResult<()> {
         let most = self.most();
         if most == usize::MAX || longest(cmd) <= most {
             return Ok(());

@@ -17,7 +17,6 @@ pub(crate) mod send;
 #[path = "../../../../tests/unit/store/redis/connection_tests.rs"]
 mod tests;
 
-use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -34,7 +33,7 @@ use super::errors::OutageLog;
 use super::errors::RefusalLog;
 use crate::health::{ClockReading, LinkState};
 use crate::observe::{LogEveryMinute, log, warn_if};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 use crate::task::{OwnedTask, STABLE};
 
@@ -183,7 +182,7 @@ impl Supervisor {
     }
 
     /// The connection; `None` if the caller has to wait for the first one. On the hit path.
-    fn current(&self) -> Result<Option<LiveConnection>, StoreError> {
+    fn current(&self) -> StoreResult<Option<LiveConnection>> {
         match &self.slot().state {
             ConnectionState::Up(up) => Ok(Some(up.clone())),
             ConnectionState::Connecting(since) if self.breaker.trips_after(since.elapsed()) => Err(silent()),
@@ -251,16 +250,7 @@ impl Supervisor {
     fn slot(&self) -> MutexGuard<'_, ConnectionSlot> {
         lock(&self.slot)
     }
-}
 
-impl fmt::Debug for Supervisor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let up = matches!(self.slot().state, ConnectionState::Up(_));
-        f.debug_struct("Supervisor").field("up", &up).finish_non_exhaustive()
-    }
-}
-
-impl Supervisor {
     /// The state of the connection and, while commands fail without being sent, the reason.
     pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {

@@ -12,7 +12,7 @@ use super::breaker::silent;
 use super::{LiveConnection, Loss, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 
 /// How a command is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Supervisor {
         cmd: &Cmd,
         within: Duration,
         mut mode: SendMode,
-    ) -> Result<(Value, u64), StoreError> {
+    ) -> StoreResult<(Value, u64)> {
         let (began, mut left) = (Instant::now(), within);
         loop {
             self.bulk_limit.check(cmd)?;
@@ -64,7 +64,7 @@ impl Supervisor {
     }
 
     /// Waits for the first connection, at most `left`, which is less by that time then.
-    async fn first(self: &Arc<Self>, left: &mut Duration) -> Result<LiveConnection, StoreError> {
+    async fn first(self: &Arc<Self>, left: &mut Duration) -> StoreResult<LiveConnection> {
         let started = Instant::now();
         let opened = timeout(*left, self.opened()).await;
         *left = left.saturating_sub(started.elapsed());
@@ -73,7 +73,7 @@ impl Supervisor {
     }
 
     /// Waits until commands can be sent, even if attempts to connect fail.
-    pub(crate) async fn until_up(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(crate) async fn until_up(self: &Arc<Self>) -> StoreResult<()> {
         let mut changes = self.changes.subscribe();
         loop {
             match self.opened().await {
@@ -87,7 +87,7 @@ impl Supervisor {
     }
 
     /// Waits for the first connection. Starts the reconnect task if there is none.
-    pub(super) async fn opened(self: &Arc<Self>) -> Result<LiveConnection, StoreError> {
+    pub(super) async fn opened(self: &Arc<Self>) -> StoreResult<LiveConnection> {
         let mut changes = self.changes.subscribe();
         let mut started = false;
         loop {
@@ -108,7 +108,7 @@ impl Supervisor {
 
     /// Waits until the present attempt to connect has ended, however long that takes.
     #[cfg(feature = "cluster")]
-    pub(crate) async fn settled(self: &Arc<Self>) -> Result<(), StoreError> {
+    pub(crate) async fn settled(self: &Arc<Self>) -> StoreResult<()> {
         let mut changes = self.changes.subscribe();
         while matches!(self.slot().state, super::ConnectionState::Connecting(_)) {
             let _ = changes.changed().await;
@@ -124,7 +124,7 @@ impl Supervisor {
         waited: Duration,
         sent: Option<Instant>,
         reply: Result<RedisResult<Value>, Elapsed>,
-    ) -> Result<Value, StoreError> {
+    ) -> StoreResult<Value> {
         match reply {
             Ok(reply) => {
                 let judged = self.judge(Some(cmd), generation, sent, reply);
@@ -147,7 +147,7 @@ impl Supervisor {
         generation: u64,
         sent: Option<Instant>,
         reply: RedisResult<Value>,
-    ) -> Result<Value, StoreError> {
+    ) -> StoreResult<Value> {
         let mut answered = false;
         let error = match reply {
             Ok(Value::ServerError(error)) => {

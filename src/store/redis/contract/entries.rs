@@ -19,16 +19,16 @@ use crate::store::protocol::*;
 use crate::store::protocol::{Announced, Announcement};
 use crate::store::redis::RedisStore;
 use crate::store::redis::commands::{Deadline, REST};
-use crate::store::redis::commands::{not_understood, refused};
+use crate::store::redis::commands::{int, not_understood, refused};
 use crate::store::redis::connection::send::SendMode;
 use crate::store::redis::errors::code_of;
 use crate::store::redis::scripts;
 use crate::store::redis::scripts::{
-    CallForm, Script, get_entry, millis, push_attempt, push_moment, push_outcome, push_seen,
+    CallForm, Script, get_entry, millis, push_attempt, push_number, push_outcome, push_seen,
 };
 
 impl RedisStore {
-    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> Result<Option<Bytes>, StoreError> {
+    pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> StoreResult<Option<Bytes>> {
         match self.commands.send(key.name(), &get_entry(key.name()), within, SendMode::Repeat).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
@@ -44,7 +44,7 @@ impl RedisStore {
         key: &Key,
         ask: Acquire<'_>,
         within: Duration,
-    ) -> Result<Acquired, StoreError> {
+    ) -> StoreResult<Acquired> {
         self.inbox.open();
         let mut deadline = Deadline::new(&self.commands, within);
         loop {
@@ -53,7 +53,7 @@ impl RedisStore {
                 cmd.arg(ask.token.as_str()).arg(millis(ask.lease));
                 push_seen(cmd, ask.seen);
                 cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
-                push_moment(cmd, last);
+                push_number(cmd, last);
             };
             // Sent once. If the connection breaks, the command may run late: sent again under the same token, it would bring back
             // a lease that an invalidation has ended meanwhile.
@@ -86,7 +86,7 @@ impl RedisStore {
         token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(millis(lease));
         };
@@ -100,19 +100,14 @@ impl RedisStore {
         entry: Bytes,
         keep: Duration,
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&entry[..]).arg(millis(keep));
         };
         self.run_as_holder(&scripts::COMMIT, key, token, (entry.len() + 16, args), within).await
     }
 
-    pub(crate) async fn fail(
-        &self,
-        key: &Key,
-        fail: Fail<'_>,
-        within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    pub(crate) async fn fail(&self, key: &Key, fail: Fail<'_>, within: Duration) -> StoreResult<TokenCheck> {
         let (marker, older) = match &fail.older {
             OlderEntry::Stays => (&[][..], "0".to_owned()),
             OlderEntry::Ends => (&[][..], "-".to_owned()),
@@ -133,7 +128,7 @@ impl RedisStore {
         token: &Token,
         how: HandOver,
         within: Duration,
-    ) -> Result<HandedOver, StoreError> {
+    ) -> StoreResult<HandedOver> {
         let HandOver { lease, hops, is_leaving } = how;
         self.commands.hand_over(key.name(), token, Some(lease), (hops, is_leaving), within).await
     }
@@ -143,7 +138,7 @@ impl RedisStore {
         key: &Key,
         token: &Token,
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         self.run_as_holder(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await
     }
 
@@ -155,7 +150,7 @@ impl RedisStore {
         write: Write,
         announcement: &Announcement,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         let began = Instant::now();
         let announces = !self.commands.is_spread() && !self.splits_keys.load(Ordering::Relaxed);
         // The token for the fence. Its node does not exist.
@@ -199,17 +194,13 @@ impl RedisStore {
         token: &Token,
         (size, args): (usize, impl Fn(&mut Cmd) + Sync),
         within: Duration,
-    ) -> Result<TokenCheck, StoreError> {
+    ) -> StoreResult<TokenCheck> {
         let sent = Instant::now();
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str());
             args(cmd);
         };
-        let read = |answer| match answer {
-            Value::Int(done) => Some(done),
-            _ => None,
-        };
-        let done = self.commands.run(script, key.name(), (size + 80, args), within, read).await?;
+        let done = self.commands.run(script, key.name(), (size + 80, args), within, int).await?;
         if done > REST {
             let (message, left) = (format!("w{}", token.as_str()), within.saturating_sub(sent.elapsed()));
             self.commands.wake_rest(key.name(), token, &message, left).await;

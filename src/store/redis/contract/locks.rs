@@ -10,8 +10,8 @@ use crate::store::protocol::*;
 use crate::store::redis::RedisStore;
 use crate::store::redis::commands::lock_queue::{LeaveRole, find_lost};
 use crate::store::redis::commands::lock_steps::{
-    LockStep, TakeRemarks, UnreachableNodes, end, end_load, finish_freeing, free, free_mutex, free_permit,
-    ints, mutex_holder, permit_freed, permit_taken, queue_entry, remaining, semaphore_state, taken, yes,
+    LockCalls, TakeRemarks, UnreachableNodes, end, ints, mutex_holder, permit_taken, queue_entry, remaining,
+    semaphore_state, taken, yes,
 };
 use crate::store::redis::commands::not_understood;
 use crate::store::redis::scripts;
@@ -19,15 +19,20 @@ use crate::store::redis::scripts::millis;
 use crate::store::wake_locks::LockWaiter;
 
 impl RedisStore {
+    fn calls<'a>(&'a self, name: &'a LockName, within: Duration) -> LockCalls<'a> {
+        LockCalls { commands: &self.commands, name, within }
+    }
+
     pub(crate) async fn take_mutex(
         &self,
         name: &LockName,
         ask: Take<'_>,
         within: Duration,
-    ) -> Result<MutexTaken, StoreError> {
+    ) -> StoreResult<MutexTaken> {
         self.inbox.open();
         let again = self.grants.begin_take(ask.token);
         let (mut unreachable, mut old, mut was_held) = (UnreachableNodes::default(), ask.instead, false);
+        let calls = self.calls(name, within);
         loop {
             let args = |cmd: &mut Cmd| {
                 cmd.arg(ask.token.as_str()).arg(end(ask.ttl));
@@ -41,11 +46,11 @@ impl RedisStore {
                     unreachable.push(cmd);
                 }
             };
-            let (answer, nodes) = LockStep::taking(name).run_part(&self.commands, args, within, Some).await?;
+            let (answer, nodes) = calls.run_part(&scripts::MUTEX_TAKE, args, Some).await?;
             let Some(nodes) = nodes else {
                 let (mut taken, remarks) = taken(answer).ok_or_else(not_understood)?;
                 if remarks.is_doubtful {
-                    taken.taken = self.repaired(name, within).await.unwrap_or(taken.taken);
+                    taken.taken = repaired(calls).await.unwrap_or(taken.taken);
                 }
                 self.handle_take_answer(name, ask.token, remarks);
                 return Ok(MutexTaken { was_held: was_held || taken.was_held, ..taken });
@@ -58,42 +63,29 @@ impl RedisStore {
         }
     }
 
-    /// REPAIR: limits the mutex's remaining time to the time that its holder has requested. This is a separate step, because a
-    /// holder may have requested more than its token says, and few takes need it. Without an answer the waiter sleeps for the
-    /// longer time, and the next take repeats the repair.
-    async fn repaired(&self, name: &LockName, within: Duration) -> Option<Taken> {
-        let repaired = LockStep::repairing(name).run(&self.commands, |_| {}, within, remaining).await;
-        repaired.ok().map(|remaining| Taken::Busy { remaining })
-    }
-
     pub(crate) async fn free_mutex(
         &self,
         name: &LockName,
         token: &Token,
         ttl: Option<Duration>,
         within: Duration,
-    ) -> Result<bool, StoreError> {
-        self.freeing(name, free_mutex(&self.commands, name, token, ttl, within)).await
+    ) -> StoreResult<bool> {
+        self.freeing(name, self.calls(name, within).free_mutex(token, ttl)).await
     }
 
-    pub(crate) async fn leave(
-        &self,
-        name: &LockName,
-        leave: Leave<'_>,
-        within: Duration,
-    ) -> Result<(), StoreError> {
+    pub(crate) async fn leave(&self, name: &LockName, leave: Leave<'_>, within: Duration) -> StoreResult<()> {
         let ms = if name.is_semaphore() { millis(leave.ttl.unwrap_or_default()) } else { end(leave.ttl) };
         let joined = self.leaving.join(name, queue_entry(leave.token, ms), within).await;
         if matches!(joined, LeaveRole::Removed) {
             return Ok(());
         }
-        let alone = || free(&self.commands, name, leave.token, leave.ttl, within);
-        self.freeing(name, alone()).await?;
+        let calls = self.calls(name, within);
+        self.freeing(name, calls.free(leave.token, leave.ttl)).await?;
         if let LeaveRole::First(mut job) = joined {
-            while job.remove_others(&self.commands, name, within).await? {
+            while job.remove_others(calls).await? {
                 // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
                 // lock on.
-                self.freeing(name, alone()).await?;
+                self.freeing(name, calls.free(leave.token, leave.ttl)).await?;
             }
         }
         Ok(())
@@ -105,26 +97,23 @@ impl RedisStore {
         token: &Token,
         ttl: Option<Duration>,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str()).arg(end(ttl));
         };
-        LockStep::extending(name).run(&self.commands, args, within, yes).await
+        self.calls(name, within).run(&scripts::MUTEX_EXTEND, args, yes).await
     }
 
     pub(crate) async fn look_at_mutex(
         &self,
         name: &LockName,
         within: Duration,
-    ) -> Result<Option<MutexHolder>, StoreError> {
-        LockStep::alone(&scripts::MUTEX_LOOK, name).run(&self.commands, |_| {}, within, mutex_holder).await
+    ) -> StoreResult<Option<MutexHolder>> {
+        self.calls(name, within).run(&scripts::MUTEX_LOOK, |_| {}, mutex_holder).await
     }
 
-    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> Result<bool, StoreError> {
-        let step = LockStep::giving(&scripts::MUTEX_BREAK, name);
-        let (was_held, more) = step.run_part(&self.commands, |_| {}, within, yes).await?;
-        finish_freeing(&self.commands, name, more, within, yes).await?;
-        Ok(was_held)
+    pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> StoreResult<bool> {
+        Ok(self.calls(name, within).run_and_hand_over(&scripts::MUTEX_BREAK, |_| {}, yes).await?.0)
     }
 
     pub(crate) async fn take_permit(
@@ -132,7 +121,7 @@ impl RedisStore {
         name: &LockName,
         ask: TakePermit<'_>,
         within: Duration,
-    ) -> Result<PermitTaken, StoreError> {
+    ) -> StoreResult<PermitTaken> {
         self.inbox.open();
         let again = self.grants.begin_take(ask.token);
         let mut unreachable = UnreachableNodes::default();
@@ -143,8 +132,7 @@ impl RedisStore {
                 push_create(cmd, ask.semaphore);
                 unreachable.push(cmd);
             };
-            let step = LockStep::taking_permit(name);
-            match step.run_part(&self.commands, args, within, permit_taken).await? {
+            match self.calls(name, within).run_part(&scripts::SEMAPHORE_TAKE, args, permit_taken).await? {
                 ((taken, remarks), None) => {
                     self.handle_take_answer(name, ask.token, remarks);
                     return Ok(taken);
@@ -160,8 +148,9 @@ impl RedisStore {
         token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Result<PermitFreed, StoreError> {
-        self.freeing(name, free_permit(&self.commands, name, token, lease, within)).await
+    ) -> StoreResult<PermitFreed> {
+        let freed = self.freeing(name, self.calls(name, within).free_permit(token, lease, None)).await;
+        freed.map(|(freed, _)| freed)
     }
 
     pub(crate) async fn end_load(
@@ -170,8 +159,8 @@ impl RedisStore {
         token: &Token,
         (lease, load): (Duration, EndedLoad),
         within: Duration,
-    ) -> Result<(PermitFreed, Option<LimitState>), StoreError> {
-        self.freeing(name, end_load(&self.commands, name, token, (lease, Some(load)), within)).await
+    ) -> StoreResult<(PermitFreed, Option<LimitState>)> {
+        self.freeing(name, self.calls(name, within).free_permit(token, lease, Some(load))).await
     }
 
     pub(crate) async fn refresh_permit(
@@ -180,23 +169,19 @@ impl RedisStore {
         token: &Token,
         lease: Duration,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.as_str()).arg(millis(lease));
         };
-        let step = LockStep::semaphore(&scripts::SEMAPHORE_REFRESH, name);
-        let (is_held, more) = step.run_part(&self.commands, args, within, yes).await?;
-        finish_freeing(&self.commands, name, more, within, permit_freed).await?;
-        Ok(is_held)
+        Ok(self.calls(name, within).run_and_hand_over(&scripts::SEMAPHORE_REFRESH, args, yes).await?.0)
     }
 
     pub(crate) async fn look_at_semaphore(
         &self,
         name: &LockName,
         within: Duration,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
-        let look = LockStep::semaphore(&scripts::SEMAPHORE_LOOK, name);
-        look.run(&self.commands, |_| {}, within, semaphore_state).await
+    ) -> StoreResult<Option<SemaphoreState>> {
+        self.calls(name, within).run(&scripts::SEMAPHORE_LOOK, |_| {}, semaphore_state).await
     }
 
     pub(crate) async fn change_semaphore(
@@ -204,24 +189,19 @@ impl RedisStore {
         name: &LockName,
         change: SemaphoreChange,
         within: Duration,
-    ) -> Result<Option<SemaphoreState>, StoreError> {
+    ) -> StoreResult<Option<SemaphoreState>> {
         let args = |cmd: &mut Cmd| match change {
             SemaphoreChange::Ensure(semaphore) => push_create(cmd.arg("ensure"), semaphore),
             SemaphoreChange::Add { permits, semaphore } => {
                 push_create(cmd.arg("add"), semaphore);
                 cmd.arg(permits);
             }
-            SemaphoreChange::Sweep => {
-                cmd.arg("sweep");
-            }
-            SemaphoreChange::Delete => {
-                cmd.arg("delete");
-            }
+            SemaphoreChange::Sweep => drop(cmd.arg("sweep")),
+            SemaphoreChange::Delete => drop(cmd.arg("delete")),
         };
-        let (mut notified, mut was_created, mut recovered) = (0, false, 0);
+        let (calls, mut notified, mut was_created, mut recovered) = (self.calls(name, within), 0, false, 0);
         let state = loop {
-            let step = LockStep::semaphore(&scripts::SEMAPHORE_CHANGE, name);
-            let (answer, more) = step.run_part(&self.commands, args, within, Some).await?;
+            let (answer, more) = calls.run_part(&scripts::SEMAPHORE_CHANGE, args, Some).await?;
             if more.is_none() {
                 break semaphore_state(answer).ok_or_else(not_understood)?;
             }
@@ -230,7 +210,7 @@ impl RedisStore {
             recovered += u32::try_from(ended).unwrap_or(u32::MAX);
             if change != SemaphoreChange::Delete {
                 was_created = made == 1;
-                finish_freeing(&self.commands, name, more, within, permit_freed).await?;
+                calls.hand_over(more).await?;
                 break self.look_at_semaphore(name, within).await?;
             }
         };
@@ -254,7 +234,7 @@ impl RedisStore {
         &self,
         name: &LockName,
         within: Duration,
-    ) -> Result<KeyspaceAnswer, StoreError> {
+    ) -> StoreResult<KeyspaceAnswer> {
         self.keyspace.announce(&name.key, within).await
     }
 
@@ -279,14 +259,22 @@ impl RedisStore {
     async fn freeing<T>(
         &self,
         name: &LockName,
-        step: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
+        step: impl Future<Output = StoreResult<T>>,
+    ) -> StoreResult<T> {
         let freed = step.await;
         if !self.inbox.hears() {
             drop(self.grants.notify_missed(&name.key, None));
         }
         freed
     }
+}
+
+/// REPAIR: limits the mutex's remaining time to the time that its holder has requested. This is a separate step, because a
+/// holder may have requested more than its token says, and few takes need it. Without an answer the waiter sleeps for the
+/// longer time, and the next take repeats the repair.
+async fn repaired(calls: LockCalls<'_>) -> Option<Taken> {
+    let repaired = calls.run(&scripts::MUTEX_REPAIR, |_| {}, remaining).await;
+    repaired.ok().map(|remaining| Taken::Busy { remaining })
 }
 
 fn push_create(cmd: &mut Cmd, semaphore: Create) {

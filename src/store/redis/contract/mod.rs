@@ -51,7 +51,7 @@ use crate::store::redis::{RedisStore, scripts};
 pub(crate) use self::entries::Write;
 #[cfg(any(test, fuzzing))]
 pub(super) use self::entries::{AcquireReply, read_acquire, read_change};
-use super::commands::{not_understood, refused};
+use super::commands::{int, not_understood, refused};
 use super::doctor;
 use super::errors::bounded;
 use super::scripts::push_key;
@@ -75,19 +75,11 @@ impl RedisStore {
         self.commands.clock_at(moment)
     }
 
-    pub(crate) fn is_spread(&self) -> bool {
-        self.commands.is_spread()
-    }
-
     pub(crate) fn watch(&self, key: &Key, token: &Token) -> LeaseWatch {
         self.watches.register(key.name(), token)
     }
 
-    pub(crate) fn hints_arrive(&self) -> bool {
-        self.inbox.hears()
-    }
-
-    pub(crate) async fn connect(&self, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn connect(&self, within: Duration) -> StoreResult<()> {
         self.inbox.open();
         let both = async {
             self.commands.until_up().await?;
@@ -97,7 +89,7 @@ impl RedisStore {
         self.commands.bounded(within, both, StoreErrorKind::TimedOut).await
     }
 
-    pub(crate) async fn until_received(&self, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn until_received(&self, within: Duration) -> StoreResult<()> {
         self.inbox.open();
         if within.is_zero() {
             return Ok(());
@@ -106,7 +98,7 @@ impl RedisStore {
         settled.map_err(|_| StoreError::new(StoreErrorKind::TimedOut))
     }
 
-    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn probe(&self, key: &Key, within: Duration) -> StoreResult<()> {
         // A command that stays unanswered for longer than two deadlines would cost the connection.
         match within.min(self.command_timeout()) {
             Duration::ZERO => Ok(()),
@@ -114,7 +106,7 @@ impl RedisStore {
         }
     }
 
-    pub(crate) async fn reach(&self, name: &str, within: Duration) -> Result<(), StoreError> {
+    pub(crate) async fn reach(&self, name: &str, within: Duration) -> StoreResult<()> {
         // Does not wait for the inbox: a caller that only sends commands needs no messages.
         self.commands.bounded(within, self.commands.reach(name), StoreErrorKind::Unavailable).await
     }
@@ -154,7 +146,7 @@ impl RedisStore {
         keys: &[Key],
         tags: &[Key],
         within: Duration,
-    ) -> Result<TaggedLookUp, StoreError> {
+    ) -> StoreResult<TaggedLookUp> {
         let mut values = self.mget(keys, tags, within).await?;
         let ids = values.split_off(keys.len()).into_iter().map(id).collect();
         let entries = values.into_iter().map(|value| match value {
@@ -165,11 +157,7 @@ impl RedisStore {
         Ok((entries.collect::<Result<_, _>>()?, ids))
     }
 
-    pub(crate) async fn present_ids(
-        &self,
-        tags: &[Key],
-        within: Duration,
-    ) -> Result<Vec<Option<u64>>, StoreError> {
+    pub(crate) async fn present_ids(&self, tags: &[Key], within: Duration) -> StoreResult<Vec<Option<u64>>> {
         Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect())
     }
 
@@ -178,7 +166,7 @@ impl RedisStore {
         tags: &[Key],
         life: Duration,
         within: Duration,
-    ) -> Result<Vec<u64>, StoreError> {
+    ) -> StoreResult<Vec<u64>> {
         // One script each, because tags need not share a slot; all are sent at once.
         try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))).await
     }
@@ -190,23 +178,15 @@ impl RedisStore {
         most: usize,
         life: Duration,
         within: Duration,
-    ) -> Result<bool, StoreError> {
+    ) -> StoreResult<bool> {
         let args = |cmd: &mut Cmd| {
             cmd.arg(&member[..]).arg(most).arg(millis(life));
         };
-        let read = |answer| match answer {
-            Value::Int(listed) => Some(listed == 1),
-            _ => None,
-        };
+        let read = |answer| int(answer).map(|listed| listed == 1);
         self.commands.run(&scripts::ENLIST, list.name(), (48, args), within, read).await
     }
 
-    pub(crate) async fn replicated(
-        &self,
-        key: &Key,
-        replicas: u32,
-        within: Duration,
-    ) -> Result<u32, StoreError> {
+    pub(crate) async fn replicated(&self, key: &Key, replicas: u32, within: Duration) -> StoreResult<u32> {
         let until = Instant::now() + within;
         let left = || until.saturating_duration_since(Instant::now());
         let permit = timeout(within, self.replicating.acquire()).await;
@@ -243,13 +223,11 @@ impl RedisStore {
         let longest = left + self.command_timeout();
         bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
     }
-}
 
-impl RedisStore {
     /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
     /// after an acknowledged invalidation reads the tag's new id or none, and no older entry matches either. Foreign data
     /// counts as nil.
-    async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> Result<Vec<Value>, StoreError> {
+    async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> StoreResult<Vec<Value>> {
         if self.commands.is_spread() {
             // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.
             let entries = entries.iter().map(|key| (b'e', key.name()));
@@ -271,7 +249,7 @@ impl RedisStore {
         }
     }
 
-    async fn get_one(&self, kind: u8, name: &str, within: Duration) -> Result<Value, StoreError> {
+    async fn get_one(&self, kind: u8, name: &str, within: Duration) -> StoreResult<Value> {
         match self.commands.send(name, &scripts::get(kind, name), within, SendMode::Repeat).await? {
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Value::Nil),
             Value::ServerError(error) => Err(refused(error.into())),
@@ -279,7 +257,7 @@ impl RedisStore {
         }
     }
 
-    async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> Result<u64, StoreError> {
+    async fn tag_id(&self, tag: &Key, life: Duration, within: Duration) -> StoreResult<u64> {
         let fresh = fastrand::u64(..);
         let args = |cmd: &mut Cmd| {
             cmd.arg(fresh).arg(millis(life));
@@ -302,7 +280,7 @@ impl RedisStore {
         volume: &Key,
         renewal: Renewal,
         within: Duration,
-    ) -> Result<Renewed, StoreError> {
+    ) -> StoreResult<Renewed> {
         self.inbox.open();
         let call = |by| {
             let mut cmd = scripts::RENEW_MEMBER.call(by, volume.name(), 208);
@@ -334,7 +312,7 @@ impl RedisStore {
         announcement: &Announcement,
         name: &ChangedName,
         within: Duration,
-    ) -> Result<Announced, StoreError> {
+    ) -> StoreResult<Announced> {
         let (kind, changed) = match name {
             ChangedName::Value(name) => (b'e', name),
             ChangedName::Tag(name) => (b't', name),
@@ -363,12 +341,12 @@ impl RedisStore {
         volume: &Key,
         member: Member,
         within: Duration,
-    ) -> Result<(), StoreError> {
+    ) -> StoreResult<()> {
         let args = |cmd: &mut Cmd| {
             push_id(cmd, member.node);
             cmd.arg(member.stamp);
         };
-        let read = |answer| matches!(answer, Value::Int(_)).then_some(());
+        let read = |answer| int(answer).map(drop);
         self.commands.run(&scripts::REMOVE_MEMBER, volume.name(), (64, args), within, read).await
     }
 

@@ -18,7 +18,7 @@ use crate::store::redis::commands::Commands;
 use crate::store::redis::endpoint::TimedReading;
 use crate::store::redis::errors::{Cause, bounded, code_of, reason, unquoted};
 use crate::store::redis::subscriber::channel;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 
 /// A larger difference between two clocks is reported.
 const MAX_CLOCK_DIFFERENCE_MS: u64 = 1_000;
@@ -195,7 +195,7 @@ pub(super) async fn probe(
     commands: &Commands,
     name: &str,
     within: Duration,
-) -> Result<(), StoreError> {
+) -> StoreResult<()> {
     let each = cluster.samples(name).into_iter().map(|(master, name)| async move {
         match probe_at(commands, &name, within).await {
             Ok(passing) => Ok(passing.map(|error| (master.name(), error))),
@@ -207,7 +207,7 @@ pub(super) async fn probe(
 
 /// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
 /// probe.
-fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> Result<(), StoreError> {
+fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> StoreResult<()> {
     let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
     let mut down = None;
     for passing in passing {

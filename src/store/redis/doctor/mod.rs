@@ -27,7 +27,7 @@ use super::endpoint::{TimedReading, host_ms, read_clock};
 use super::errors::{bounded, io_error_of, unquoted};
 use super::subscriber::channel;
 use crate::health::{Breaker, ClockReading, Finding, LinkState};
-use crate::store::{Examine, StoreError};
+use crate::store::{Examine, StoreResult};
 
 /// How long the whole examination may take.
 const TOTAL: Duration = Duration::from_secs(10);
@@ -50,7 +50,7 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
 /// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the
 /// load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a cluster
 /// takes commands, that is an error, as it is for a single server that is loading: no load is shared.
-pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> Result<(), StoreError> {
+pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> StoreResult<()> {
     by_route!(
         &commands.route,
         |_server| server::probe_at(commands, name, within).await.map(drop),

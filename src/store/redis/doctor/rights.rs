@@ -49,7 +49,7 @@ impl Examination<'_> {
 pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// The cost of missing notifications.
-pub(super) const WITHOUT_NOTIFICATIONS: &str =
+const WITHOUT_NOTIFICATIONS: &str =
     "no process is told that a load has ended: waits in other processes end by their timers, later";
 
 /// The cost of an unreachable server.

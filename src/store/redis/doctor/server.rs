@@ -16,7 +16,7 @@ use crate::store::redis::commands::Commands;
 use crate::store::redis::errors::{THEIR_PASSWORD, advised, bounded, is_login, unquoted};
 use crate::store::redis::scripts;
 use crate::store::redis::subscriber::channel;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 
 /// The oldest version that all scripts run on.
 const OLDEST: (u32, u32) = (6, 2);
@@ -215,7 +215,7 @@ pub(super) async fn probe_at(
     commands: &Commands,
     name: &str,
     within: Duration,
-) -> Result<Option<StoreError>, StoreError> {
+) -> StoreResult<Option<StoreError>> {
     let unused_channel = channel(Uuid::new_v4());
     let args = |cmd: &mut Cmd| {
         cmd.arg(&unused_channel);
