@@ -132,7 +132,8 @@ struct Outcome {
 
 impl Outcome {
     fn text(&self, limit: Limit) -> String {
-        let back = self.back.map_or("not back".to_owned(), |seconds| format!("back after {seconds} s"));
+        let back =
+            self.back.map_or_else(|| "not back".to_owned(), |seconds| format!("back after {seconds} s"));
         let Self { goodput, most_at_once, loads, .. } = self;
         format!("{limit:?}: goodput {goodput:.3}, {back}, {most_at_once} loads at once, {loads} loads")
     }

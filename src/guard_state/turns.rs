@@ -398,7 +398,7 @@ impl PermitRequest {
     }
 
     /// Ends the request, and gives the permit to the load that is next. Returns that load; `None` if none waits.
-    pub(crate) fn grant(self) -> Option<RunningLoad> {
+    pub(crate) fn grant(self) -> Option<PermittedLoad> {
         let queue = self.end();
         loop {
             let (next, left) = lock(&queue.state).next();
@@ -409,7 +409,7 @@ impl PermitRequest {
             // A load that has just given up does not receive it.
             if next?.admitted.send(Admission::Granted(GrantedPermit(end))).is_ok() {
                 lock(&queue.state).held += 1;
-                return Some(RunningLoad { queue, ended });
+                return Some(PermittedLoad { queue, ended });
             }
         }
     }
@@ -430,19 +430,19 @@ impl PermitRequest {
 }
 
 /// A load that holds a permit.
-pub(crate) struct RunningLoad {
+pub(crate) struct PermittedLoad {
     queue: Arc<LoadQueue>,
     ended: oneshot::Receiver<LoadEnd>,
 }
 
-impl RunningLoad {
+impl PermittedLoad {
     /// How the load has ended; `None` if it does not count.
     pub(crate) async fn ended(mut self) -> Option<LoadEnd> {
         (&mut self.ended).await.ok()
     }
 }
 
-impl Drop for RunningLoad {
+impl Drop for PermittedLoad {
     fn drop(&mut self) {
         lock(&self.queue.state).held -= 1;
     }

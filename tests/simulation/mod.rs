@@ -43,7 +43,11 @@ mod mutants;
 mod nodes;
 mod oracle;
 mod overflows;
-#[allow(dead_code, reason = "shared with the integration tests and a bench, which use all of it")]
+#[allow(
+    dead_code,
+    clippy::duplicate_mod,
+    reason = "of the integration tests and a bench, which use all of it"
+)]
 #[path = "../support/overload.rs"]
 mod overload;
 mod plan;
