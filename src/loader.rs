@@ -186,6 +186,8 @@ pub(crate) struct LoadOutput {
     pub(crate) delivery: Delivery,
     /// What the origin did, for an adaptive limit.
     pub(crate) end: LoadEnd,
+    /// For how long the origin asks to be left alone.
+    pub(crate) rest: Duration,
 }
 
 impl LoadOutput {
@@ -256,7 +258,7 @@ impl LoadResult {
 impl From<LoadResult> for LoadOutput {
     fn from(result: LoadResult) -> Self {
         let end = if result.is_failure() { LoadEnd::Failed } else { LoadEnd::Done };
-        Self { result, delivery: Delivery::default(), end }
+        Self { result, delivery: Delivery::default(), end, rest: Duration::ZERO }
     }
 }
 

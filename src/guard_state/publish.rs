@@ -90,6 +90,12 @@ impl GuardState {
             set("stampede_guard_local_capacity_bytes", &[], local.capacity as f64);
             set("stampede_guard_local_lease_seconds", &[], local.lease_remaining.as_secs_f64());
         }
+        self.publish_load_limits(&set);
+        let info = [("version", VERSION), ("topology", &*health.topology.to_string())];
+        set("stampede_guard_info", &info, 1.0);
+    }
+
+    fn publish_load_limits(&self, set: impl Fn(&'static str, &[(&'static str, &str)], f64)) {
         for (name, queue) in self.load_queues.health() {
             let set = |metric, value| set(metric, &[("limit", &*name)], value);
             set("stampede_guard_loads_waiting", queue.waiting as f64);
@@ -101,8 +107,6 @@ impl GuardState {
                 set("stampede_guard_load_limit_throughput", limit.throughput as f64 / 1e3);
             }
         }
-        let info = [("version", VERSION), ("topology", &*health.topology.to_string())];
-        set("stampede_guard_info", &info, 1.0);
     }
 }
 

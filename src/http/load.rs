@@ -23,6 +23,7 @@ use crate::guard::load::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, remove_conditions};
+use crate::http_rules::fields::retry_after;
 use crate::http_rules::freshness::{LoadFailure, corrected_initial_age, instead_of};
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader, OwnAnswer};
 use crate::observe::{Count, Outcome, failure_text};
@@ -116,7 +117,9 @@ impl ResponseCommit {
             self.load_request.state().progress = Progress::Refused(status);
             self.side_commit.leave().await;
             let failure = Failure::with_text(format!("the inner service answered {status}"));
-            return LoadOutput { end, ..LoadResult::Failed { failure, before: self.errors_until() }.into() };
+            let rest = retry_after(response.headers(), self.now).unwrap_or_default();
+            let failed = LoadResult::Failed { failure, before: self.errors_until() };
+            return LoadOutput { end, rest, ..failed.into() };
         }
         count_error(&self.policy, &response);
         let stands_in = self.stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http_body::SizeHint;
 
 /// A `Content-Length` that is not a number, or several that differ.
@@ -126,6 +126,13 @@ pub(crate) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
 /// The field's date, if the field occurs exactly once and is valid.
 pub(crate) fn date(headers: &HeaderMap, name: &HeaderName, now: SystemTime) -> Option<SystemTime> {
     parse_date(single(headers, name)?.as_bytes(), now)
+}
+
+/// `Retry-After`: for how long the sender asks not to be asked again (RFC 9110, 10.2.3), in seconds or until a date.
+pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = single(headers, &RETRY_AFTER)?.as_bytes();
+    let until = |date: SystemTime| date.duration_since(now).unwrap_or_default();
+    number(text).map(Duration::from_secs).or_else(|| parse_date(text, now).map(until))
 }
 
 /// Digits only; a number that overflows counts as the largest.

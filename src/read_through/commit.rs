@@ -24,6 +24,9 @@ use crate::value::entry::{
 };
 use crate::value::{FlightOutcome, StoredEntry};
 
+/// An origin may ask to be left alone for so many times `back_off`.
+const MOST_BACK_OFFS: u32 = 60;
+
 impl FlightTask {
     /// Step 7: publishes the result to the fleet, then to the waiters of this process.
     pub(crate) async fn end(
@@ -34,7 +37,8 @@ impl FlightTask {
         lease: Option<Lease>,
     ) {
         self.stop_joins(&loaded.result);
-        let LoadOutput { result, delivery, .. } = loaded;
+        let LoadOutput { result, delivery, rest, .. } = loaded;
+        self.rest = rest;
         if matches!(result, LoadResult::OnlyForCaller) {
             delivery.settle(&FlightOutcome::Invalidated);
             self.leader.finish(FlightOutcome::Invalidated);
@@ -433,7 +437,9 @@ impl FlightTask {
     /// during which no process asks the origin.
     pub(crate) fn stand_in(&self, unstored: Unstored, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.rejected.as_ref()?.value()?;
-        let rested = previous.expiry.rested(unstored, now, self.policy.back_off);
+        let back_off = self.policy.back_off;
+        let back_off = self.rest.min(back_off.saturating_mul(MOST_BACK_OFFS)).max(back_off);
+        let rested = previous.expiry.rested(unstored, now, back_off);
         // A background refresh has no waiters: the value is only stored again with a back-off.
         let may = if self.is_refresh() {
             now < previous.expiry.served_until(unstored)

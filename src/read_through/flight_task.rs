@@ -325,6 +325,8 @@ pub(crate) struct FlightTask {
     pub(crate) waits_for: Option<FlightId>,
     /// The first caller's attempt, if it loads several keys together.
     pub(crate) batch: Option<Attempt>,
+    /// For how long the origin asked to be left alone by the answer to the load.
+    pub(super) rest: Duration,
     /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
     pub(crate) _unattended: Option<FlightWaiter>,
 }
@@ -381,6 +383,7 @@ impl FlightTask {
             span: Span::current(),
             waits_for: None,
             batch: caller.batch.as_deref().map(Attempt::of_flight),
+            rest: Duration::ZERO,
             _unattended: None,
         }
     }

@@ -1,5 +1,7 @@
 //! Stale responses (RFC 5861): served while they are loaded again, and instead of the origin's failures.
 
+use std::time::Duration;
+
 use tower::{Layer as _, ServiceExt as _};
 
 use super::kit::{
@@ -93,6 +95,27 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
             assert_eq!(ask(&shops[1], get("/")).await.text(), "old");
             assert_eq!(inner.calls(), 2, "{failure}: the origin is left alone");
         }
+    }
+}
+
+/// RFC 9110, 10.2.3: the fleet leaves the origin alone for as long as it asks, up to sixty times `back_off`.
+#[tokio::test(start_paused = true)]
+async fn a_failing_origin_says_for_how_long_it_is_left_alone() {
+    for (retry_after, rests) in [("20", 20), ("1", 2), ("1000", 120), ("soon", 2)] {
+        let inner = Inner::with(move |n, _| match n {
+            1 => Ok(respond(200, &[("cache-control", "max-age=10, stale-if-error=600")], whole("old"))),
+            _ => Ok(respond(503, &[("retry-after", retry_after)], whole("sorry"))),
+        });
+        let shops = replicas_with(2, &inner, policy().back_off(secs(2)));
+        ask(&shops[0], get("/")).await;
+        tokio::time::sleep(secs(11)).await;
+        assert_eq!(ask(&shops[0], get("/")).await.text(), "old");
+        tokio::time::sleep(secs(rests) - Duration::from_millis(500)).await;
+        assert_eq!(ask(&shops[1], get("/")).await.text(), "old");
+        assert_eq!(inner.calls(), 2, "{retry_after}: the origin is left alone");
+        tokio::time::sleep(secs(1)).await;
+        assert_eq!(ask(&shops[1], get("/")).await.text(), "old");
+        assert_eq!(inner.calls(), 3, "{retry_after}: it is asked again");
     }
 }
 

@@ -224,6 +224,7 @@ impl World {
             span: tracing::Span::none(),
             waits_for: None,
             batch: None,
+            rest: Duration::ZERO,
             _unattended: unattended,
         }
     }
