@@ -90,7 +90,7 @@ impl GuardState {
             set("stampede_guard_local_capacity_bytes", &[], local.capacity as f64);
             set("stampede_guard_local_lease_seconds", &[], local.lease_remaining.as_secs_f64());
         }
-        self.publish_load_limits(&set);
+        self.publish_load_limits(set);
         let info = [("version", VERSION), ("topology", &*health.topology.to_string())];
         set("stampede_guard_info", &info, 1.0);
     }
