@@ -4,6 +4,7 @@
 //! ```text
 //! cargo bench --bench surge                  all scenarios, about 16 minutes; needs redis-server
 //! cargo bench --bench surge -- flush-8       some of them, by name
+//! SECONDS=1 cargo bench --bench surge -- flush-8 controls     prints the rows of docs/pictures/surge.csv, too
 //! STRICT=1 cargo bench --bench surge         also fails where a ratio misses its `must`
 //! ```
 
@@ -180,8 +181,9 @@ async fn run(scenario: Scenario, limit: Limit) -> Outcome {
         good as f64 / f64::max(all as f64, 1.0)
     };
     if std::env::var_os("SECONDS").is_some() {
-        let each: Vec<_> = (0..EVENT + AFTER).map(|at| format!("{:.2}", share(at, at + 1))).collect();
-        println!("{limit:?}: {}", each.join(" "));
+        for at in 0..EVENT + AFTER {
+            println!("surge.csv {limit:?},{at},{:.3}", share(at, at + 1));
+        }
     }
     Outcome {
         goodput: share(EVENT, EVENT + AFTER),
