@@ -100,9 +100,9 @@ pub struct Health {
     /// How long the answer to the latest ping took, or has taken by now: roughly the delay with which
     /// waiters learn of a load elsewhere. `None` before the first ping on a connection, and without a connection.
     pub inbox_lag: Option<Duration>,
-    /// How often the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
+    /// How many times the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
     pub outages: u64,
-    /// How often the provider of credentials (`Backend::credentials`) has failed, or the server has refused what it gave. 0
+    /// How many times the provider of credentials (`Backend::credentials`) has failed, or the server has refused what it gave. 0
     /// without a provider.
     pub credential_failures: u64,
     /// The local tier; `None` if no policy of this guard keeps copies.

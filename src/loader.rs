@@ -229,8 +229,8 @@ pub(crate) enum LoadResult {
         /// As in [`Unstored::Failure`].
         before: u64,
     },
-    /// A result for its own caller only, because the other waiters request something else, or because the load began before the lease was
-    /// held; the next waiter loads.
+    /// A result for its own caller only, because it does not answer what the other waiters request, or may be older than a change; the next
+    /// waiter loads.
     OnlyForCaller,
 }
 

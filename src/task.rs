@@ -111,7 +111,8 @@ struct LatestTask {
 pub(crate) trait TaskOwner: Send + Sync + 'static {
     fn owned_task(&self) -> &OwnedTask;
 
-    /// Called when the task has ended without having been asked to. No other task starts before `ended` is dropped.
+    /// Called when the task has ended without `close` or `end_if`: it returned, it panicked, or its runtime was shut down. No other task
+    /// starts before `ended` is dropped.
     fn task_ended(&self, ended: EndedTask<'_>) {
         drop(ended);
     }

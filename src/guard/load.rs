@@ -308,7 +308,7 @@ pub(crate) struct Times {
 
 impl Times {
     pub(crate) fn of(entry: &Entry, now: u64) -> Self {
-        // A caller that waited for the load came before the value was stored, so its `now` may be earlier.
+        // A caller that waited for this load took its `now` before the value was stored, so `now` may be earlier than that.
         let now = now.max(entry.stored_at);
         Self {
             age: Duration::from_millis(now.saturating_sub(entry.stored_at)),

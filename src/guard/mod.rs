@@ -75,7 +75,7 @@ pub struct StampedeGuard {
     state: Arc<PolicySlot>,
     /// The policy that this handle knows. A call looks for a newer one before it begins: [`current`](Self::current).
     policy: Arc<Policy>,
-    /// How often the policy had been replaced when the handle was made.
+    /// How many times the policy had been replaced when the handle was made.
     version: u64,
     /// The counters for its requests, if they have a route.
     route: Option<Arc<Requests>>,
@@ -410,7 +410,7 @@ struct PolicySlot {
     state: Arc<GuardState>,
     /// Unlike an address, an id is never reused by another slot.
     id: u64,
-    /// How often the policy was replaced.
+    /// How many times the policy was replaced.
     version: AtomicU64,
     newest: Mutex<Arc<Policy>>,
 }

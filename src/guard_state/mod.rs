@@ -344,7 +344,7 @@ impl GuardState {
         }
     }
 
-    /// Invalidates a key without waiting for the copies of other processes. This process's copy is dropped.
+    /// Invalidates a key without waiting for the copies of other processes. This process's copy is dropped once the store has confirmed.
     pub(crate) async fn invalidate_unawaited(&self, key: &Key, within: Duration) -> StoreResult<()> {
         let name = ChangedName::value(key);
         let announced = {

@@ -310,10 +310,9 @@ pub(crate) fn are_sound_trailers(trailers: &HeaderMap) -> bool {
     trailers.iter().all(|(name, value)| is_sound(name, value, None))
 }
 
-/// Whether a `Content-Length` is the body's `length`. All members of a list have to be (RFC 9110, 8.6).
+/// Whether each member of a `Content-Length` is the body's `length` (RFC 9110, 8.6). Never in trailers, which have no `length` (6.5.1).
 ///
-/// RFC 9112, 6.3: another length would desynchronize the messages of the connection. RFC 9110, 6.5.1: trailers have
-/// no `Content-Length`.
+/// RFC 9112, 6.3: another length would desynchronize the messages of the connection.
 fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
     let is_length = |member: &[u8]| exact_number(member) == length;
     let line = value.as_bytes();

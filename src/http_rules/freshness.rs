@@ -97,8 +97,8 @@ pub(crate) enum Subject {
     /// Whether the client may access the resource (RFC 9110, 15.5.2 to 15.5.4). If the request has no credentials, this
     /// applies to any client.
     Access,
-    /// Something else: one request or one client (RFC 9110, 15.5; RFC 6585; RFC 8470), or a failure of the server. The
-    /// next request may succeed.
+    /// Only this request or this client (RFC 9110, 15.5; RFC 6585; RFC 8470), or a failure of the server: the response says nothing about
+    /// the resource, and the next request may succeed.
     Other,
 }
 

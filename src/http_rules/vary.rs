@@ -336,7 +336,7 @@ pub(crate) fn is_encoded_by_chance(request: &HeaderMap, response: &HeaderMap) ->
     codings(response).any(|coding| !takes(coding))
 }
 
-/// The language that a request prefers to all others, in lower case.
+/// The one language with the highest weight, in lower case; `None` if several have it.
 fn preferred_language(request: &HeaderMap) -> Option<String> {
     let mut all = weighted(request.get_all(header::ACCEPT_LANGUAGE).iter());
     all.sort_by_key(|member| std::cmp::Reverse(member.weight));

@@ -22,7 +22,7 @@ const UNSURE_WAIT: Duration = Duration::from_millis(500);
 const ENDLESS_WAIT: Duration = Duration::from_secs(1);
 /// Waiters that may all have missed a message spread their TAKEs over this time.
 const SPREAD: Duration = Duration::from_millis(50);
-/// The first command's least timeout, also if the caller has less time: it may have to connect.
+/// The least timeout of the commands of the first attempt, also if the caller has less time: they may have to connect.
 const FIRST_COMMAND: Duration = Duration::from_millis(250);
 /// Least timeout of a later command.
 const LATER_COMMAND: Duration = Duration::from_millis(50);

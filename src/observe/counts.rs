@@ -345,8 +345,8 @@ impl fmt::Debug for PolicyCounters {
 /// How requests were answered.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// By [`Outcome`]. That of local hits has only their published value: `local_hits` has their count, because they are the most
-    /// frequent.
+    /// A counter for each [`Outcome`]. The one for local hits only records how many were published: `local_hits` counts them, spread
+    /// over several cache lines, because they are the most frequent.
     by_outcome: [Counter; Outcome::ALL.len()],
     local_hits: SpreadCounter,
 }

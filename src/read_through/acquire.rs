@@ -65,7 +65,7 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) span: &'a Span,
     /// Set to the load that the flight waits for.
     pub(crate) waits_for: &'a mut Option<FlightId>,
-    /// The first caller's attempt, if it loads several keys together.
+    /// This flight's attempt in the call for several keys, if its first caller made one.
     pub(crate) batch: Option<&'a mut Attempt>,
     /// The time on the store's clock when the flight began.
     pub(crate) since: u64,

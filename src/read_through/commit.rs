@@ -440,7 +440,7 @@ impl FlightTask {
         let back_off = self.policy.back_off;
         let back_off = self.rest.min(back_off.saturating_mul(MOST_BACK_OFFS)).max(back_off);
         let rested = previous.expiry.rested(unstored, now, back_off);
-        // A background refresh has no waiters: the value is only stored again with a back-off.
+        // A background refresh has no waiters for whom the value would have to stand in: it is stored again if it may still be served.
         let may = if self.is_refresh() {
             now < previous.expiry.served_until(unstored)
         } else {

@@ -323,7 +323,7 @@ pub(crate) struct FlightTask {
     pub(crate) span: Span,
     /// The load that its callers wait for, if spans are enabled.
     pub(crate) waits_for: Option<FlightId>,
-    /// The first caller's attempt, if it loads several keys together.
+    /// This flight's attempt in the call for several keys, if its first caller made one.
     pub(crate) batch: Option<Attempt>,
     /// For how long the origin asked to be left alone by the answer to the load.
     pub(super) rest: Duration,

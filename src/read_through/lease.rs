@@ -126,8 +126,8 @@ impl Lease {
         self.ended(done)
     }
 
-    /// Step 7 without a value to store: publishes the outcome to the waiting processes and wakes them. `None` as for
-    /// [`commit`](Self::commit).
+    /// Step 7 without a value to store: publishes the outcome to the waiting processes and wakes them. `None` if the
+    /// store did not answer.
     pub(crate) async fn fail(
         self,
         outcome: &FlightOutcome,

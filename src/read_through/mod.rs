@@ -62,7 +62,7 @@ pub(crate) async fn answer<T, E: Send + Sync + 'static, R: EntryReader>(
     answer_lookup(call, lookup, (reader, audits), loader, own).await
 }
 
-/// Steps 3 to 8 after the look-up; without one, the caller receives the value of its own load, whatever is stored.
+/// Steps 3 to 8. Without a `lookup` the caller receives the value of its own load, whatever is stored.
 pub(crate) async fn answer_lookup<T, E: Send + Sync + 'static, R: EntryReader>(
     call: Call<'_>,
     lookup: Option<Lookup<'_, R::Value>>,

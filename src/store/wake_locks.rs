@@ -406,7 +406,7 @@ impl WaitLine {
         self.asleep = Some(until);
         let others: Vec<_> = self.waiters.iter().skip(1).cloned().collect();
         for other in &others {
-            lock(&other.notified).first = true;
+            lock(&other.notified).role_changed = true;
         }
         Some(Wake(others))
     }
@@ -429,7 +429,7 @@ impl WaitLine {
             return None;
         }
         let first = Arc::clone(self.waiters.front()?);
-        lock(&first.notified).first = true;
+        lock(&first.notified).role_changed = true;
         Some(Wake::and(first, self.expect(ends.max(Instant::now()))))
     }
 
@@ -467,7 +467,7 @@ impl WaitLine {
         }
         {
             let mut notified = lock(&first.notified);
-            notified.first |= at == 0;
+            notified.role_changed |= at == 0;
             notified.missed |= is_open;
         }
         let now = Instant::now();
@@ -491,9 +491,9 @@ pub(crate) struct LockHints {
     pub(crate) missed: bool,
     /// `missed`, because no messages arrived for a time.
     pub(crate) is_silent: bool,
-    /// This waiter's [`ClockRole`] has changed: it has become the first of its lock in this process, or the time to watch
-    /// ends sooner.
-    pub(crate) first: bool,
+    /// The waiter must call `watch` again: it has become the first of its lock in this process, or it must act earlier than its
+    /// [`ClockRole`] said.
+    pub(crate) role_changed: bool,
 }
 
 impl LockHints {

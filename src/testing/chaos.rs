@@ -211,7 +211,7 @@ impl<S> ChaosStore<S> {
         lock(&self.server.queue).each = each;
     }
 
-    /// How often `fault` has struck.
+    /// How many times `fault` has struck.
     pub fn struck(&self, fault: Fault) -> u64 {
         lock(&self.server.odds).struck(fault)
     }

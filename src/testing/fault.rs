@@ -103,7 +103,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The probability of each fault, the faults that are due, and how often each has struck.
+/// The probability of each fault, the faults that are due, and how many times each has struck.
 #[derive(Debug)]
 pub(super) struct Odds {
     random: fastrand::Rng,

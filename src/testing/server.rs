@@ -61,7 +61,7 @@ pub(super) struct CommandQueue {
 pub(super) struct ServerState {
     /// The state of each written key and volume before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, Snapshot)>,
-    /// How often all connections have broken.
+    /// How many times all connections have broken.
     session: u64,
     read_only_until: Option<Instant>,
     ahead_ms: i64,

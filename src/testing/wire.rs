@@ -197,7 +197,7 @@ impl Wire {
         });
     }
 
-    /// The waiter has left, so its lease is passed on, as a Redis node's inbox does.
+    /// Passes on the lease of a waiter that has left, as the inbox of a node on Redis does.
     async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
         let (command, within) = match self.server.memory() {
             Some(store) => {

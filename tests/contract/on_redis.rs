@@ -94,8 +94,8 @@ async fn a_lease_without_an_expiry_gets_one(world: &World) {
     }
 }
 
-/// The server's clock is set back by a minute while a holder dies: its lease of a second has 60.7 s left, and all callers
-/// would wait for that. A caller with another policy shortens it, too.
+/// As if the server's clock had been set back by a minute while a holder died: its lease has 60.7 s left, and all callers would wait for
+/// that. Each caller shortens it to the holder's own lease, also one with another policy.
 async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) {
     let server = world.server_of(key("k").name());
     let holder = Flight::of_lease(&world.node().await, &key("k"), ms(400));

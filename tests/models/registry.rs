@@ -1,4 +1,4 @@
-//! The registry of lease waiters, for whichever scheduler the model runs under.
+//! Checks of the registry of lease waiters. `main.rs` and `exhaustive.rs` include them and run them under different schedulers.
 
 use super::sync::{Arc, AtomicUsize, Ordering};
 use super::watch::{Hint, LeaseWaiters};

@@ -27,8 +27,8 @@ pub(crate) struct Guarded {
 impl Guarded {
     /// Starts `command` under guard; its standard streams stay with the caller, see [`child`](Self::child).
     pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
-        // The shell starts first, so the child is unguarded only during one write, not during a fork and an exec. The shell
-        // ignores the signals that a terminal or a test runner sends to the whole group: it has to end last.
+        // The shell starts first: then the child is unguarded only during one write, not during a fork and an exec. The shell ignores the
+        // signals that a terminal or a test runner sends to the whole group, because it must outlive the child.
         let mut lifeline = Command::new("sh")
             .args(["-c", "trap '' INT TERM HUP; read -r pid || exit 0; read -r done || kill -9 \"$pid\""])
             .stdin(Stdio::piped())

@@ -18,7 +18,7 @@ use super::redis_server::{ADMIN, MINIMAL_ACL};
 /// The beginning of the users' names.
 pub(crate) const TOKEN: &str = "token-";
 
-/// How long a command of the issuer may take. A stopped server costs one call this much.
+/// Time limit of each command of the issuer: a call to a stopped server fails after this time.
 const WITHIN: Duration = Duration::from_millis(500);
 
 /// Issues tokens to any process that connects.

@@ -269,7 +269,7 @@ pub(crate) fn closed(error: &RedisError) -> bool {
     io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
 }
 
-/// The I/O error; redis-rs keeps it in an `Arc`, which it returns as its source.
+/// The I/O error inside. The source that redis-rs returns is an `Arc` of some error; the I/O error is in that.
 fn io_error(error: &RedisError) -> Option<&io::Error> {
     let source = error.source()?;
     source.downcast_ref().or_else(|| source.downcast_ref::<Cause>()?.downcast_ref())

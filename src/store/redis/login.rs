@@ -91,14 +91,15 @@ impl Login {
         }
     }
 
-    /// Records that the server has refused these credentials: the provider is called for others.
+    /// Records that the server has refused these credentials. If they are the latest, the provider is called for new ones after a back-off.
     pub(crate) fn refused(&self, number: u64) {
         if let Some(rotation) = &self.0 {
             rotation.refused(number);
         }
     }
 
-    /// How often the provider has failed, or the server has refused its credentials.
+    /// How many times, since the start, the provider has failed or the server has refused its latest credentials. A refusal that several
+    /// connections report counts once.
     pub(crate) fn failures(&self) -> u64 {
         self.0.as_ref().map_or(0, |rotation| rotation.failures.load(Ordering::Relaxed))
     }

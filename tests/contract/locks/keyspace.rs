@@ -8,7 +8,7 @@ use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";
 
-/// A connected node that receives messages, so that its askers receive none about the connection.
+/// A node whose connection for messages is open, so that its waiters are not notified (`missed`) when it opens.
 async fn connected(url: &str) -> Store {
     let node =
         Store::Redis(Arc::new(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000))));

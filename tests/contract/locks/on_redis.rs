@@ -290,7 +290,7 @@ async fn a_second_queue_position_of_the_same_token_is_passed_over(world: &World)
     assert!(holder.free().await);
     waiter.granted().await;
     assert!(holder.is_passed_over(world).await);
-    // The later positions have no waiter, once the holder has left.
+    // The queue has two more positions with the holder's token. Once the holder has left they have no waiter, and the mutex becomes free.
     let Asker { node, wait, .. } = holder;
     drop(wait);
     assert!(waiter.free().await);

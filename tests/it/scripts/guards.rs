@@ -19,7 +19,7 @@ impl Stage<'_> {
         let served = timeout(SOON, load(sound, &self.name, 2)).await;
         let served = served.unwrap_or_else(|_| panic!("{:?}: a lease was left", self.at)).expect("a value");
         assert!(values.contains(&served), "{:?}: {served}", self.at);
-        // The connection may have broken just now, and is then restored.
+        // The fault may have closed this node's connection, which it then opens again.
         eventually(format!("{:?}: every node reads {served}", self.at), SOON, async || {
             breaks.get::<u8>(&*self.name).await.is_ok_and(|found| found == Some(served))
         })

@@ -1,5 +1,5 @@
 //! Opens connections to the server for commands and for messages, decides how often they are checked, and counts the
-//! outages of a node: how often, for how long, and how many loads ran without the store meanwhile.
+//! outages of a node: how many times, for how long, and how many loads ran without the store meanwhile.
 //!
 //! A connection for messages uses RESP2 if the credentials do not change, because there messages and replies cannot be
 //! confused. While a RESP2 connection is subscribed it accepts no AUTH, so with credentials that rotate it would have to be
@@ -405,7 +405,7 @@ pub(crate) struct Outages {
 }
 
 impl Outages {
-    /// How often a connection was lost, or could not be opened.
+    /// How many times a connection was lost, or could not be opened.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }

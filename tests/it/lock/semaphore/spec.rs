@@ -1,5 +1,5 @@
-//! The specification of a semaphore and its permits, on Redis and on the memory store alike: the test suites of the
-//! earlier systems, and the flaws that they have a test for.
+//! Tests of a semaphore and its permits, on Redis and on the memory store. They cover the test suites of earlier systems, and those flaws
+//! of these systems that have a test there.
 
 use super::*;
 
@@ -215,7 +215,7 @@ async fn a_refused_acquisition_holds_nothing(stage: Stage) {
     assert_eq!(holders.iter().map(|holder| &*holder.token).collect::<Vec<_>>(), [held.token()]);
 }
 
-/// S4.23: one permit and three added ones are four. Waiters are served from added permits first.
+/// S4.23: one permit and three added ones are four. Added permits go to waiters first; those that are left are available.
 async fn permits_are_added(stage: Stage) {
     let [a, b] = stage.handles(1);
     assert!(a.ensure_created().await.expect("asks"));
