@@ -171,6 +171,9 @@ impl Turns {
 /// How many permits a process asks for at once. Few, so that a process with many waiting loads does not keep the others waiting.
 const MOST_REQUESTS: usize = 32;
 
+/// How many loads are counted for that. Under an overload few of the newest are without callers.
+const COUNTED_LOADS: usize = 256;
+
 /// Every so many permits go to the oldest load.
 const OLDEST_EVERY: u64 = 8;
 
@@ -306,12 +309,12 @@ impl LoadQueue {
 }
 
 impl QueueState {
-    /// How many requests the waiting loads need: one if they are all without callers.
+    /// How many requests for a permit the waiting loads need, at most [`MOST_REQUESTS`]: one for each load with callers among the newest
+    /// [`COUNTED_LOADS`], and one for all others together.
     fn needed(&self) -> usize {
-        let needed = self.loads.len().min(MOST_REQUESTS);
-        let all_in_background =
-            || self.loads.values().take(MOST_REQUESTS).all(|load| (load.callers)().is_none());
-        if needed > 1 && all_in_background() { 1 } else { needed }
+        let newest = self.loads.values().rev().take(COUNTED_LOADS);
+        let with_callers = newest.filter(|load| (load.callers)().is_some()).take(MOST_REQUESTS).count();
+        (with_callers + usize::from(self.loads.len() > with_callers)).min(MOST_REQUESTS)
     }
 
     /// Counts the callers of all loads, and takes out those that all callers have left.
@@ -474,6 +477,19 @@ mod tests {
         });
         assert!(matches!(admission.try_recv(), Ok(Admission::Closed)));
         assert!(later.get().is_some_and(|(_, has_request)| *has_request));
+    }
+
+    /// Regression: with 32 older loads in the background, one request for all.
+    #[test]
+    fn loads_in_the_background_take_no_requests_from_those_with_callers() {
+        let queue = Arc::<LoadQueue>::default();
+        let requests = |queue: &Arc<LoadQueue>| std::iter::from_fn(|| queue.request()).collect::<Vec<_>>();
+        let _background: Vec<_> = (0..40).map(|_| queue.wait(Box::new(|| None))).collect();
+        let mut running = requests(&queue);
+        assert_eq!(running.len(), 1);
+        let _with_callers: Vec<_> = (0..3).map(|_| queue.wait(Box::new(|| Some(1)))).collect();
+        running.extend(requests(&queue));
+        assert_eq!(running.len(), 4);
     }
 
     #[test]

@@ -10,8 +10,7 @@ use http_body::SizeHint;
 
 use crate::http_rules::Rule;
 use crate::http_rules::fields::date;
-use crate::http_rules::key::key;
-use crate::http_rules::request::{ConsideredRequest, Content, consider_post, examine};
+use crate::http_rules::request::{ConsideredRequest, consider, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 use crate::http_rules::vary::Vary;
@@ -95,15 +94,10 @@ fn considered<Q>(
 ) -> Result<(ConsideredRequest, Option<Uri>), Rule> {
     let rules = &policy.requests;
     match *request.method() {
-        Method::GET | Method::HEAD => {
-            let (keyed, demands) = examine(request.headers(), rules, Content::Bypasses)?;
-            let is_get = request.method() == Method::GET;
-            Ok((ConsideredRequest { key: key(request, &keyed, rules)?, is_get, demands }, None))
-        }
         Method::POST if policy.strict_rfc => {
             consider_post(request, rules).map(|(post, uri)| (post, Some(uri)))
         }
-        _ => Err(Rule::Method),
+        _ => consider(request, false, rules, CacheKey::from_texts).map(|considered| (considered, None)),
     }
 }
 
@@ -196,6 +190,23 @@ mod tests {
             answer = answer.header(*name, *value);
         }
         explain(&built.body(()).unwrap(), &answer.body(()).unwrap(), policy)
+    }
+
+    /// Regression: only the layer looked at extensions, and not at those of a POST whose response is stored for GETs.
+    #[test]
+    fn a_personal_extension_bypasses() {
+        #[derive(Clone)]
+        struct Session;
+        let policy = HttpPolicy::strict().personal_extension::<Session>();
+        let response = Response::builder().header("cache-control", "max-age=60");
+        let response = response.header("content-location", "http://h/a").body(()).unwrap();
+        for method in ["GET", "HEAD", "POST"] {
+            let mut request = Request::builder().method(method).uri("http://h/a").body(()).unwrap();
+            assert!(explain(&request, &response, &policy).stored, "{method}");
+            request.extensions_mut().insert(Session);
+            let decision = explain(&request, &response, &policy);
+            assert_eq!((decision.stored, decision.rule), (false, "extension"), "{method}");
+        }
     }
 
     #[test]

@@ -80,12 +80,23 @@ pub(crate) fn consider<B, K>(
     if has_body {
         return Err(Rule::Body);
     }
+    let key;
+    (key, demands.other_form) = key_without_extension(request, &keyed, rules, join)?;
+    Ok(ConsideredRequest { key, is_get, demands })
+}
+
+/// The key of a request without an extension that makes its response personal, and whether it spells its target differently from the
+/// normal form.
+fn key_without_extension<B, K>(
+    request: &Request<B>,
+    keyed: &KeyHeaders<'_>,
+    rules: &RequestRules,
+    join: impl FnOnce(&str, &[&str]) -> K,
+) -> Result<(K, bool), Rule> {
     if rules.personal.iter().any(|personal| personal.is_in(request.extensions())) {
         return Err(Rule::Extension);
     }
-    let key;
-    (key, demands.other_form) = key_by(request, &keyed, rules, join)?;
-    Ok(ConsideredRequest { key, is_get, demands })
+    key_by(request, keyed, rules, join)
 }
 
 /// The key of the GET for which the response to this POST may be stored, the POST's demands, and its absolute
@@ -100,7 +111,7 @@ pub(crate) fn consider_post<B>(
     let (keyed, mut demands) = examine(request.headers(), rules, Content::Expected)?;
     let uri = TargetUri::of(original(request), request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
     let key;
-    (key, demands.other_form) = key_by(request, &keyed, rules, CacheKey::from_texts)?;
+    (key, demands.other_form) = key_without_extension(request, &keyed, rules, CacheKey::from_texts)?;
     Ok((ConsideredRequest { key, is_get: false, demands }, uri))
 }
 

@@ -302,4 +302,35 @@ mod tests {
         // In 3.5 s fewer a second than before.
         assert_eq!(origin.throughput_of(60), (22, true));
     }
+
+    /// What an origin with its knee at this many loads does in a minute, of what it could; and the median of the limit.
+    fn of_the_best(knee: f64, best: f64) -> (f64, u32) {
+        let throughput = |n: f64| n / (1.0 + 0.02 * (n - 1.0) + 0.98 / (knee * knee) * n * (n - 1.0));
+        let rate = |limit: u32| best * throughput(f64::from(limit)) / throughput(knee);
+        let (mut done, mut limits) = (0_u32, Vec::new());
+        for _ in 0..20 {
+            let began = Instant::now();
+            let (mut law, mut now, mut limit) = (LoadLimit::new(20, began), began, 20);
+            while now - began < Duration::from_secs(60) {
+                now += Duration::from_secs_f64(-(1.0 - fastrand::f64()).ln() / rate(limit));
+                let ended = EndedLoad { end: LoadEnd::Done, bounds: LimitBounds { least: 2, most: 5_000 } };
+                limit = law.end_load(now, 0, ended, (true, false)).limit;
+                limits.push(limit);
+                done += 1;
+            }
+        }
+        limits.sort_unstable();
+        (f64::from(done) / (20.0 * 60.0 * best), limits[limits.len() / 2])
+    }
+
+    /// Regression: by the comparison of two windows the limit stood at 9 in the median, and did 0.71.
+    #[test]
+    fn the_limit_stays_near_the_knee() {
+        fastrand::seed(7);
+        for (knee, best) in [(25.0, 205.0), (25.0, 51.0), (200.0, 1_640.0)] {
+            let (share, limit) = of_the_best(knee, best);
+            println!("knee {knee}, {best} loads a second at best: {share:.3} of them, limit {limit}");
+            assert!(share > 0.88 && (knee / 2.0..knee * 2.0).contains(&f64::from(limit)), "{share} {limit}");
+        }
+    }
 }
