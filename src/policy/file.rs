@@ -75,7 +75,7 @@ choices!(OnWaitTimeout: "load" = Self::Load, "fail" = Self::Fail);
 choices!(OnStoreDown: "fail_open" = Self::FailOpen, "fail_closed" = Self::FailClosed);
 choices!(Codec: "message_pack" = Self::MessagePack, "json" = Self::Json);
 
-/// A number; `None` for no bound, which is the default of these settings.
+/// The number to write; `None` for no bound, which is the default of the settings that use this function.
 fn bound(number: usize) -> Option<Value> {
     (number != usize::MAX).then(|| Value::of_bound(number))
 }
@@ -141,11 +141,11 @@ impl FileValue for (u32, Duration) {
     }
 }
 
-/// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that
-/// contradict each other.
+/// Reads the settings that a file has; all others keep their defaults. Refuses what [`PolicyBuilder::build`] refuses, such as settings
+/// that contradict each other.
 ///
-/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`, which is also the number of a setting without a
-/// bound. Settings that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and `personal_extension`) are
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. A setting that is a number without
+/// a bound is `"max"` too. Settings that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and `personal_extension`) are
 /// refused: add them in code, by [`Policy::to_builder`].
 ///
 /// # Examples
@@ -184,7 +184,7 @@ impl Serialize for Policy {
         builder.command_timeout = Some(self.command_timeout);
         let value = setting::write(SETTINGS, &builder);
         let read = setting::read_value(SETTINGS, value.clone()).map(PolicyBuilder::build);
-        // Refuse to write a policy that would be read back as another one.
+        // Refuse to write a policy if reading the text back would make another policy.
         if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_preserved_in(read))) {
             return Err(ser::Error::custom(NOT_WRITABLE));
         }
