@@ -42,13 +42,13 @@ pub(crate) struct ResponseReader<'a> {
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
-    /// The resource's key, if the look-up is at it: it holds one of the variants, which leads to the others.
+    /// The resource's key, if this is the key that is looked up: it holds one of the variants, which leads to the others.
     pub(crate) resource: Option<&'a Key>,
     /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
 }
 
-/// The key of a variant.
+/// The key of a variant, and the generation and header names of its resource's variants.
 #[derive(Clone, Debug)]
 pub(crate) struct VariantSlot {
     pub(crate) key: Key,
@@ -180,8 +180,8 @@ impl ResponseReader<'_> {
 
     fn serves_meta(&self, meta: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
         let (age, terms) = meta.at(entry, now);
-        // The entry under the resource's key holds one variant, and the request needs another, which has its own key. If the first
-        // is marked stale, all variants are.
+        // The entry under the resource's key holds one variant, and the request needs another, which has its own key. If the entry
+        // is marked stale, all variants of the resource count as stale.
         if entry.expiry.is_expired() && self.is_elsewhere(meta) {
             return Freshness::Expired;
         }
@@ -195,10 +195,10 @@ impl ResponseReader<'_> {
             Reuse::StaleWhileRevalidate => match entry.expiry.serves(now) {
                 Freshness::BackingOff => Freshness::BackingOff,
                 Freshness::Fresh | Freshness::Stale => Freshness::Stale,
-                // An invalidation has ended its stale windows.
+                // The entry's own stale windows have ended earlier: `expire` has marked it stale.
                 Freshness::StaleIfError | Freshness::Expired => Freshness::Expired,
             },
-            // If the resource was expired, so are its other variants.
+            // The request needs another variant, which may be fresh under its own key, unless `expire` has marked the resource stale.
             Reuse::Revalidate | Reuse::OnlyIfCached
                 if !entry.expiry.is_expired() && self.is_elsewhere(meta) =>
             {
@@ -228,8 +228,9 @@ impl ResponseReader<'_> {
         self.resource.is_some() && !self.is_this_variant(meta)
     }
 
-    /// Whether the response suits this request; breaks with what this request gets instead, unless that is nothing: another variant
-    /// that is not under the resource's key. Call it once: it digests the request's values.
+    /// Whether the response suits this request. If not, breaks with what the request gets instead: the key of its variant, or
+    /// [`NotForThis`](StoredAnswer::NotForThis). Breaks with `None` if a variant's key holds another variant than the request's. Call it
+    /// once: it digests the request's values.
     fn fits(&self, meta: &ResponseMeta) -> ControlFlow<Option<StoredAnswer>> {
         let is_variant = self.is_this_variant(meta);
         if let (Some(resource), Some(variant), false) = (self.resource, &meta.variant, is_variant) {
@@ -252,11 +253,11 @@ impl ResponseReader<'_> {
     }
 
     fn replay(&self, entry: &Entry, meta: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
-        // A waiter came before the entry was stored; the age must not be negative for it.
+        // A waiter took its `now` before the entry was stored; the age must not be negative for it.
         let now = now.max(entry.stored_at);
         let (age, _) = meta.at(entry, now);
         let fresh_until = entry.expiry.fresh_until;
-        // An entry that was never fresh was made for the waiters of its load.
+        // An entry that was never fresh was made for the waiters of its load, so it is not reported to them as stale.
         let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
             CacheStatus::stale(entry, now)
@@ -340,12 +341,14 @@ impl SharedBody {
 
 /// The guard's own answer if it has no response:
 ///
-/// - 502: the load that this request waited for failed, and its error belongs to the client that led it;
+/// - 502: the load that this request waited for failed, and its error belongs to the client that led it; or the inner
+///   service sent a 304 about another response (`not-validated`);
 /// - 503: overload (`overloaded`), or the store is down and the guard may not load without it
 ///   (`OnStoreDown::FailClosed`);
-/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
+/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`; or nothing stored may be
+///   used for a request with `only-if-cached`.
 ///
-/// None of them concerns this request alone, so all carry `Retry-After` (RFC 9110, 10.2.3).
+/// A later attempt may succeed in each case, so all carry `Retry-After` (RFC 9110, 10.2.3).
 fn own_answer(status: StatusCode, detail: &'static str, text: &'static str) -> Response<GuardedBody> {
     let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
     *response.status_mut() = status;
@@ -385,11 +388,11 @@ pub(crate) enum CacheStatus {
     Hit { ttl: u64 },
     /// From the store, and stale for `beyond` seconds.
     Stale { beyond: u64 },
-    /// Loaded for another request. `ttl` if it is stored too.
+    /// Loaded for another request. `ttl` is the number of seconds for which it is fresh, if it is stored too.
     Collapsed { ttl: Option<u64> },
-    /// The request was forwarded to the inner service. `status` is its status if the response has another one;
-    /// `stored` is the number of seconds for which it is stored; `detail` is the token of the rule that decided, if
-    /// any.
+    /// The request was forwarded to the inner service. `status` is the inner service's status, if the client's response has
+    /// another; `stored` is the number of seconds for which the stored response is fresh, if it is stored; `detail` is the token of
+    /// the rule that decided, if any.
     Forwarded { fwd: Fwd, status: Option<StatusCode>, stored: Option<u64>, detail: Option<&'static str> },
 }
 
@@ -427,7 +430,7 @@ impl CacheStatus {
         Self::Hit { ttl }
     }
 
-    /// For a waiter of a load. A response that is shared with waiters only has no remaining lifetime to report.
+    /// The status for a waiter of a load. A response that is shared with waiters only has no remaining lifetime to report.
     pub(crate) fn collapsed(ttl: u64) -> Self {
         Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
     }
@@ -480,18 +483,18 @@ fn with_parameter(line: String, name: &str, value: Option<impl fmt::Display>) ->
     }
 }
 
-/// The guard's texts have no control characters.
+/// A text of the guard as a header value. These texts have no control characters, so they are valid.
 fn text_value(text: String) -> HeaderValue {
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
 }
 
-/// The values of hits that are fresh for up to an hour more.
+/// The `Cache-Status` of hits that are fresh for up to an hour more, by the remaining seconds.
 static BUFFERED_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
-/// The values of ages.
+/// The `Age` of responses that are less than 1,000 seconds old, by the age.
 static BUFFERED_AGES: [OnceLock<HeaderValue>; 1000] = [const { OnceLock::new() }; 1000];
 
-/// The value for this number. That of a small number is built once per process, so later hits neither allocate nor count references.
-/// The leaked memory is bounded: some 30 bytes for each of the values.
+/// The header value for this number. The value for a small number is built once per process, so later hits neither allocate nor count
+/// references. The leaked memory is bounded: some 30 bytes for each of these values.
 fn buffered(
     values: &'static [OnceLock<HeaderValue>],
     number: u64,
@@ -512,7 +515,7 @@ pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
 
 const HIT: &str = "stampede-guard; hit";
 
-/// The inner service sent a 304 that does not refer to the stored response.
+/// The detail in `Cache-Status` if the inner service has sent a 304 that does not refer to the stored response.
 pub(crate) const NOT_VALIDATED: &str = "not-validated";
 
 /// Which load failed, so that a stale response answers the request.
@@ -524,7 +527,7 @@ pub(crate) enum StandIn {
     Collapsed,
 }
 
-/// Replaces `hit`: a forwarded request is no hit (RFC 9211, 2.1).
+/// Replaces `hit` in the guard's line by the failed load: a forwarded request is no hit (RFC 9211, 2.1).
 pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
     let Some(own) = own_line(headers) else { return };
     let Some(ttl) = own.to_str().ok().and_then(|line| line.strip_prefix(HIT)) else { return };

@@ -50,9 +50,9 @@ use crate::read_through::outside::{Audit, run_alone};
 use crate::store::StoreError;
 use crate::value::entry::Encoding;
 
-/// One request after step 1.
+/// How one request continues after step 1.
 pub(super) enum Exchange {
-    /// A hit from memory.
+    /// It is answered from memory.
     Hit(Response<GuardedBody>),
     LookUp(LookUp),
     Forward(StampedeGuard, Forward),
@@ -140,7 +140,8 @@ impl Exchange {
     }
 }
 
-/// A future with its own `poll`. Named here, that function is compiled in this crate; an `await` would compile it for each inner service.
+/// A future and its `poll` function. Because this crate names the function, it is compiled once, here; an `await` in the generic caller
+/// would compile it for each inner service.
 struct PrecompiledFuture<F: Future> {
     future: F,
     poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
@@ -160,7 +161,7 @@ pub(super) struct LookUp {
     guard: StampedeGuard,
     key: Key,
     demands: RequestDemands,
-    /// Whether it joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
+    /// Whether the request joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
     may_load: bool,
     /// Whether to audit a hit.
     audits: bool,
@@ -168,7 +169,7 @@ pub(super) struct LookUp {
 
 /// A request that its look-up has not answered.
 enum Unanswered<'a> {
-    /// The response is a hit, which is to be audited.
+    /// This hit goes to the client, and is then audited.
     Audit(Response<GuardedBody>),
     /// The layer was added twice, or the handler requests its own URL: the outer layer does the work.
     Nested,
@@ -215,7 +216,7 @@ impl LookUp {
         PrecompiledFuture { future, poll: Future::poll }
     }
 
-    /// The outcome for a request that may load.
+    /// What follows from the look-up of a request that may load.
     fn after_look<'a>(&'a self, lookup: Lookup<'a, StoredAnswer>) -> AfterLookUp<'a> {
         let (replay, outcome) = match lookup {
             Lookup::LocalHit(StoredAnswer::Response(replay)) => (replay, Outcome::LocalHit),
@@ -236,7 +237,7 @@ impl LookUp {
         }
     }
 
-    /// The outcome for a request that leads no flight.
+    /// What follows from the look-up of a request that leads no flight.
     fn after_peek(
         &self,
         found: Result<Option<StoredAnswer>, StoreError>,
@@ -471,7 +472,8 @@ impl<'a> MissHandler<'a> {
         ResponseReader { demands, headers, http: &self.guard.parts().1.http, resource, status }
     }
 
-    /// Steps 3 to 8 at one key. Goes on with its loader at another key if the stored response is another variant than this request's.
+    /// Steps 3 to 8 at one key. Returns the loader and another key to continue with if the stored response is another variant than this
+    /// request's.
     async fn answer(
         &mut self,
         lookup: Lookup<'_, StoredAnswer>,
@@ -497,7 +499,7 @@ impl<'a> MissHandler<'a> {
             (StoredAnswer::NotForThis, Some(loader)) => {
                 self.alone(loader, CacheStatus::bypass("credentials")).await
             }
-            // The loader was used by the flight, and its result does not suit this request.
+            // A flight has used the loader, and the flight's result does not suit this request.
             (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => match self.own.take() {
                 Some(answer) => {
                     self.guard.count_answer(key, Outcome::Led);
@@ -508,7 +510,7 @@ impl<'a> MissHandler<'a> {
         })
     }
 
-    /// A hit, and the loader if no refresh uses it.
+    /// The value of a hit, and this request's loader unless a refresh uses it.
     fn hit(
         &self,
         value: StoredAnswer,
@@ -530,7 +532,8 @@ impl<'a> MissHandler<'a> {
         }
     }
 
-    /// What a flight has for this request, and the loader if the flight has not used it; or the answer of this request's own load.
+    /// What a flight has for this request, and the loader if the flight has not used it. Breaks with this request's answer, if its own load
+    /// or a failure gives it one.
     async fn miss(
         &mut self,
         caller: CallState<'_>,
@@ -582,7 +585,7 @@ impl<'a> MissHandler<'a> {
         let wants = self.wants(CacheStatus::collapsed);
         let mut loaded = caller.load(&wants, loader, &mut self.own).await;
         if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
-            // If its loader was not used, the request waited for another request's load.
+            // If this request's loader was not used, the request waited for another request's load.
             let progress = self.load_request.state().progress;
             let stand_in = match (loader, progress) {
                 (Some(_), _) => Some(StandIn::Collapsed),
@@ -651,8 +654,8 @@ async fn whole(mut body: UpstreamBody, max_body: usize) -> Option<Bytes> {
     Some(whole.freeze())
 }
 
-/// One limit for all guards of the process, which are usually behind the same layers. Not one of the node's limits:
-/// this warning would be due with every request, and would suppress all others.
+/// The limit on [`warn_of_body`]: one for all guards of the process, which are usually behind the same layers. It shares no limit with
+/// other warnings: this one would be due with every request, and would suppress the others.
 static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
 /// Warns about a GET or HEAD that bypasses the cache because of its body. If no header announces a body, most likely
@@ -677,8 +680,8 @@ mod tests {
 
     use super::*;
 
-    /// Each hit allocates this future. It contains one read of Redis (1.6 KB) and the answer; all other branches are boxed
-    /// separately.
+    /// Each hit that is not from memory allocates this future, so it must stay small: it contains one read of Redis (1.6 KB) and the
+    /// answer, and all other branches are boxed separately.
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
         let mut head = Request::get("http://h/").body(()).expect("a request");
@@ -708,7 +711,7 @@ mod body_warning_tests {
 
     use crate::guard::StampedeGuard;
 
-    /// Counts warnings of this module.
+    /// A subscriber that counts the warnings of the HTTP layer.
     #[derive(Clone, Default)]
     struct Warnings(Arc<AtomicUsize>);
 

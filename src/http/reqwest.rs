@@ -164,7 +164,7 @@ impl fmt::Debug for GuardMiddleware {
     }
 }
 
-/// Written out, because a macro would be one more dependency.
+/// Written out as the macro `async_trait` would write it, because that macro would be one more dependency.
 impl Middleware for GuardMiddleware {
     fn handle<'life0, 'life1, 'life2, 'future>(
         &'life0 self,
@@ -346,7 +346,7 @@ fn all_but_harmless(mut printed_map: &str) -> Option<String> {
         }
         let field = printed(printed_map)
             .and_then(|(name, rest)| Some((name.trim_matches('"'), printed(rest.strip_prefix(": ")?)?)));
-        // A backslash at the end of a value looks like one that escapes the quote.
+        // The map cannot be read, so refuse the client: a backslash at the end of a value looks like one that escapes the quote.
         let Some((name, (value, rest))) = field else { return Some("default headers".to_owned()) };
         // `Accept: */*` means the same as none (RFC 9110, 12.5.1).
         if name != "user-agent" && (name, value) != ("accept", "\"*/*\"") {

@@ -166,7 +166,7 @@ impl StoredResponse {
     pub(crate) fn new(head: &Parts, now: SystemTime, body: Bytes, trailers: Option<HeaderMap>) -> Self {
         let mut headers = HeaderMap::with_capacity(head.headers.len().min(MOST_HEADERS) + 1);
         for (name, value) in storable(&head.headers).take(MOST_HEADERS + 1) {
-            // Far below the size at which `append` would panic; one more than `encode` accepts.
+            // `append` panics only at a far larger size. One field more than `encode` accepts is enough for it to refuse the response.
             headers.append(name, value.clone());
         }
         say_length_once(&mut headers);
@@ -181,7 +181,7 @@ impl StoredResponse {
         Self { status: head.status, version: head.version, headers, body, trailers }
     }
 
-    /// The bytes to store, after the metadata; `None` if the response must not or cannot be stored.
+    /// The payload to store: the metadata, then the response; `None` if the response must not or cannot be stored.
     pub(crate) fn encode(&self, meta: &ResponseMeta) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
@@ -407,9 +407,9 @@ const LANGUAGE: u8 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResponseMeta {
     pub(crate) terms: ReuseTerms,
-    /// Its age when it was stored (RFC 9111, 4.2.3).
+    /// The response's age when it was stored (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
-    /// Which part of the whole its content is; `None` for the whole.
+    /// Which part of the whole the response's content is; `None` for the whole.
     pub(crate) part: Option<Part>,
     /// Boxed, because most resources have no variants.
     pub(crate) variant: Option<Box<VariantId>>,
@@ -426,7 +426,7 @@ pub(crate) struct VariantId {
 }
 
 impl ResponseMeta {
-    /// For a response that is shared with waiters at this age, and not stored.
+    /// The metadata of a response that is shared with waiters at this age, and not stored.
     pub(crate) fn shared_only(says_shared: bool, age: Duration, variant: Option<Box<VariantId>>) -> Self {
         let terms = ReuseTerms {
             lifetime: Duration::ZERO,
@@ -446,8 +446,8 @@ impl ResponseMeta {
         })
     }
 
-    /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which may be
-    /// jittered or ended.
+    /// The response's age at `now` (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which is
+    /// shorter if it was jittered or ended early.
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, ReuseTerms) {
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
         let entry_lifetime = Duration::from_millis(entry.expiry.fresh_until.saturating_sub(entry.stored_at));

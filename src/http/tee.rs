@@ -34,7 +34,7 @@ pub(super) enum Teed {
     /// the pace of the inner service. If the client has left, the rest was dropped. (A body with other readers is within
     /// the bound, and continues for all of them.)
     TooBig { length: u64 },
-    /// Like `TooBig`, for a body that took too long.
+    /// The body was not complete in time. As with `TooBig`, the client polls the rest itself.
     TooSlow,
     /// It failed, or is not as long as its head says. The client waits for the error itself; this is the error's
     /// text.
@@ -48,7 +48,7 @@ pub(crate) struct Finish {
     end: Option<WithheldEnd>,
 }
 
-/// The withheld bytes, and the end that follows them: trailers, or an error.
+/// The client's stream, the withheld bytes, and the end that follows them: trailers, if any, or an error.
 type WithheldEnd = (StreamSender, Bytes, Result<Option<Box<HeaderMap>>, BoxError>);
 
 impl Finish {
@@ -165,7 +165,7 @@ struct BufferedBody {
 }
 
 impl BufferedBody {
-    /// Buffers the body and passes it on, until it ends in one of these ways.
+    /// Buffers the body and passes it on until it ends, fails, or exceeds the bound or the deadline.
     async fn read(&mut self, mut body: Pin<&mut dyn InnerBody>, mut deadline: Pin<&mut Sleep>) -> ReadEnd {
         loop {
             // Flush withheld data only if it must wait: so the client receives a slow body without delay, and a fast one in
@@ -190,7 +190,7 @@ impl BufferedBody {
         }
     }
 
-    /// Adds a frame and passes it on. Returns the end of the reading, if it is this frame.
+    /// Adds a frame and passes it on. Returns why the reading ends, if it ends with this frame.
     fn add(&mut self, frame: Frame<Bytes>) -> Option<ReadEnd> {
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if self.trailers.is_some() {
@@ -321,7 +321,7 @@ impl ChunkMerger {
     }
 }
 
-/// A single chunk is the body; several are copied together, once.
+/// The body from its chunks: a single chunk is not copied, several are copied together once.
 fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     if chunks.len() == 1 {
         return chunks.pop().unwrap_or_default();
