@@ -87,7 +87,7 @@ impl Replay {
 
 /// Decoded state that the callers of a shared read, or of a local copy, use together.
 struct SharedDecoding {
-    /// The metadata, and the offset of the response.
+    /// The metadata, and the offset at which the response begins in the payload; `None` if the entry is no response.
     meta: Option<(ResponseMeta, usize)>,
     /// The latest replay for requests without conditions, range or credentials, rebuilt when its age changes. A read-write lock,
     /// because many threads read a hot response at once.
@@ -361,7 +361,7 @@ fn own_answer(status: StatusCode, detail: &'static str, text: &'static str) -> R
     response
 }
 
-/// An [`own_answer`] with its outcome as an extension.
+/// An [`own_answer`] with the outcome `Failed` as an extension, if the policy requests that extension.
 pub(super) fn failed_answer(
     http: &HttpPolicy,
     status: StatusCode,
@@ -384,11 +384,11 @@ const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
 /// logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheStatus {
-    /// From the store; fresh for `ttl` more seconds.
+    /// The response came from the store, and is fresh for `ttl` more seconds.
     Hit { ttl: u64 },
-    /// From the store, and stale for `beyond` seconds.
+    /// The response came from the store, and has been stale for `beyond` seconds.
     Stale { beyond: u64 },
-    /// Loaded for another request. `ttl` is the number of seconds for which it is fresh, if it is stored too.
+    /// The response was loaded for another request. `ttl` is the number of seconds for which it is fresh, if it is stored too.
     Collapsed { ttl: Option<u64> },
     /// The request was forwarded to the inner service. `status` is the inner service's status, if the client's response has
     /// another; `stored` is the number of seconds for which the stored response is fresh, if it is stored; `detail` is the token of
@@ -420,12 +420,12 @@ impl Fwd {
 }
 
 impl CacheStatus {
-    /// The request bypassed the cache for this reason.
+    /// The status of a request that bypassed the cache for the reason `detail`.
     pub(crate) fn bypass(detail: &'static str) -> Self {
         Self::unstored(Fwd::BYPASS, Some(detail))
     }
 
-    /// A hit that is fresh for `ttl` more seconds.
+    /// The status of a hit that is fresh for `ttl` more seconds.
     pub(crate) fn hit(ttl: u64) -> Self {
         Self::Hit { ttl }
     }
@@ -435,18 +435,18 @@ impl CacheStatus {
         Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
     }
 
-    /// A stale response that is served instead of a new one.
+    /// The status of a stale response that is served from the store at `now`.
     pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
         let fresh_until = entry.expiry.fresh_until.max(entry.stored_at);
         Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
     }
 
-    /// Loaded for this request alone.
+    /// The status of a response that was loaded for this request alone, for the reason `detail`.
     pub(crate) fn miss(detail: &'static str) -> Self {
         Self::unstored(Fwd::MISS, Some(detail))
     }
 
-    /// The inner service's answer, for this request alone.
+    /// The status of an answer of the inner service that is not stored.
     pub(crate) fn unstored(fwd: Fwd, detail: Option<&'static str>) -> Self {
         Self::Forwarded { fwd, status: None, stored: None, detail }
     }
@@ -461,7 +461,7 @@ impl CacheStatus {
     fn text(self) -> String {
         match self {
             Self::Hit { ttl } => format!("{HIT}; ttl={ttl}"),
-            // RFC 9211, 2.5: a negative number if it was stale.
+            // RFC 9211, 2.5: the `ttl` of a stale response is negative.
             Self::Stale { beyond } => format!("{HIT}; ttl={}", -i128::from(beyond)),
             Self::Collapsed { ttl } => {
                 with_parameter("stampede-guard; fwd=miss; collapsed".to_owned(), "ttl", ttl)

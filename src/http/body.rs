@@ -168,7 +168,7 @@ impl From<Bytes> for GuardedBody {
 
 impl fmt::Debug for GuardedBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Never the content.
+        // Never print the content, which may be confidential.
         match &self.state {
             BodyState::Stored { body, trailers } => f
                 .debug_struct("Stored")
@@ -289,7 +289,7 @@ pub(crate) struct SharedBody {
     /// The head as it is stored.
     pub(crate) head: Parts,
     pub(crate) meta: ResponseMeta,
-    /// For how many seconds it will be fresh, if it will be stored.
+    /// For how many seconds the response will be fresh from its head on, if it will be stored.
     pub(crate) ttl: Option<u64>,
     /// When its head was received.
     pub(crate) came: Instant,

@@ -72,9 +72,9 @@ pub(crate) struct StoreCandidate {
     variant: Option<Box<VariantId>>,
     /// Whether it was already older than its stated lifetime when its head was received.
     pub(crate) is_too_old: bool,
-    /// Its age when its head was received (RFC 9111, 4.2.3).
+    /// The response's age when its head was received (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
-    /// When its head was received.
+    /// When its head was received, for measuring how much older it has become.
     came: Instant,
     now: SystemTime,
 }
@@ -131,7 +131,7 @@ impl StoreCandidate {
         self.storing.as_ref().and(self.variant.as_deref())
     }
 
-    /// Whether later requests find it.
+    /// Whether the response will be stored, so that later requests find it.
     pub(crate) fn is_stored(&self) -> bool {
         self.storing.is_some()
     }
@@ -168,7 +168,7 @@ impl StoreCandidate {
         }
     }
 
-    /// Shares it with waiters only.
+    /// Makes it a response that is shared with waiters only, and not stored.
     pub(crate) fn not_stored(&mut self) {
         self.storing = None;
     }

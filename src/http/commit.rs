@@ -190,7 +190,7 @@ impl ResponseCommit {
         result: LoadResult,
         release: impl FnOnce(&mut Self) + Send + 'static,
     ) -> LoadOutput {
-        // Its body is not needed during the commit.
+        // Free the stored response's body, which the commit does not need.
         self.previous = None;
         std::mem::take(&mut self.delivery).after_commit(result, move || release(&mut self))
     }
@@ -434,15 +434,15 @@ pub(super) type ClientAnswer = Result<Response<GuardedBody>, UpstreamError>;
 /// The request for which a response is loaded.
 pub(crate) struct LoadRequest {
     pub(crate) demands: RequestDemands,
-    /// The headers as they came.
+    /// The request's headers with the client's own conditions. (Cookies that affect no response are removed from a GET before.)
     pub(crate) headers: HeaderMap,
     pub(crate) resource: Key,
-    /// The key of its variant, if it differs from the resource's key.
+    /// The key of the request's variant, once a look-up has shown that it is not the resource's key.
     pub(crate) variant: OnceLock<VariantSlot>,
     state: Mutex<LoadState>,
 }
 
-/// The state of a load, as far as its request is concerned.
+/// What changes about a [`LoadRequest`] while it is handled.
 #[derive(Default)]
 pub(super) struct LoadState {
     pub(super) purpose: Purpose,
@@ -466,7 +466,7 @@ pub(crate) enum Purpose {
 /// How far the request has come: whether it was forwarded, and whether its answer is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It was not forwarded.
+    /// The request was not forwarded.
     #[default]
     Waiting,
     Forwarded,

@@ -1,4 +1,4 @@
-//! One request through the layer.
+//! The way of one request through the layer.
 //!
 //! - A hit: `consider` (`http_rules/request.rs`) computes the key, [`look`] reads the entry, and `answer.rs` makes the response from it.
 //! - A miss: [`MissHandler`] joins the flight or leads it. `load.rs` runs a leader's request, `commit.rs` decides at the head which
@@ -61,7 +61,7 @@ pub(super) enum Exchange {
 /// Why a request goes to the inner service without a look-up.
 pub(super) enum Forward {
     SwitchedOff(Key),
-    /// The guard runs beside the inner service.
+    /// Shadow mode: the inner service answers, and the guard runs beside it.
     Shadow(Key),
     Forbidden(Rule),
 }
@@ -163,7 +163,7 @@ pub(super) struct LookUp {
     demands: RequestDemands,
     /// Whether the request joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
     may_load: bool,
-    /// Whether to audit a hit.
+    /// Whether the hit is audited, if the look-up finds one.
     audits: bool,
 }
 
@@ -306,7 +306,7 @@ impl UpstreamRequest {
                 });
             }
             Forward::Forbidden(Rule::Method) => return Box::pin(self.unsafely(guard)),
-            // Another protocol: no log line and no `Cache-Status`.
+            // An upgrade to another protocol gets no log line and no `Cache-Status`.
             Forward::Forbidden(Rule::Upgrade) => None,
             Forward::Forbidden(rule) => {
                 observe::log_decision("not looked up", &rule);
@@ -348,7 +348,7 @@ impl UpstreamRequest {
             ControlFlow::Break(answered) => return answered,
             ControlFlow::Continue(elsewhere) => elsewhere,
         };
-        // Cannot fail: no other code sets it.
+        // This cannot fail, because no other code sets the variant of this request.
         let _ = load_request.variant.set(*slot);
         let call = Call { state, policy, key: load_request.key() };
         let lookup = look(call, &handler.wants(CacheStatus::hit)).await;
@@ -399,7 +399,7 @@ impl UpstreamRequest {
     }
 }
 
-/// A hit from memory. Runs before any future is built.
+/// The answer from this process's memory, if a copy may answer the request. Called before any future is built.
 fn hit_at_once(
     guard: &StampedeGuard,
     key: &Key,
@@ -417,7 +417,7 @@ fn hit_at_once(
             guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
             Some(with_key(guard, key, replay.respond(http, Outcome::LocalHit)))
         }
-        // Another variant has its own key, and its look-up needs a future.
+        // The request's variant has another key, and looking that up needs a future.
         StoredAnswer::Incoming(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
     }
 }
@@ -439,7 +439,7 @@ pub(super) fn separate_key(
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
         for target in sent_target(head) {
-            // No line of a report begins like this.
+            // No line of a report begins with `/` or is empty, so a target is never mistaken for a part of a report.
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
     }
@@ -573,7 +573,7 @@ impl<'a> MissHandler<'a> {
         })
     }
 
-    /// Steps 3 to 8 if nothing usable is stored.
+    /// Steps 3 to 8 of a request for which nothing usable is stored. Marks a stale answer with the load that failed.
     async fn load(
         &mut self,
         caller: CallState<'_>,
@@ -606,7 +606,7 @@ impl<'a> MissHandler<'a> {
         let answer = match run_alone(Call { state, policy, key }, loader, &mut self.own).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(failure)) => return Ok(failed(self.guard, key, failure)),
-            // Unwinds this request's task, as without the guard.
+            // A panic of the handler unwinds this request's task, as it would without the guard.
             Err(panic) => resume_unwind(panic),
         };
         self.guard.count_answer(key, Outcome::Bypassed);
@@ -640,7 +640,7 @@ fn failed(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<Guarde
     failed_answer(&guard.parts().1.http, status, detail, text)
 }
 
-/// The whole body, if it is not longer than `max_body`.
+/// The whole body; `None` if it is longer than `max_body`, or fails.
 async fn whole(mut body: UpstreamBody, max_body: usize) -> Option<Bytes> {
     let mut whole = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.as_mut().poll_bytes(cx)).await {
@@ -726,7 +726,7 @@ mod body_warning_tests {
 
     type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-    /// A single test, because the process has only one rate limit.
+    /// A single test, because all tests of the process would share the rate limit of the warning.
     #[tokio::test(start_paused = true)]
     async fn a_wrapped_body_bypasses_and_warns_at_a_limited_rate() {
         let warnings = Warnings::default();

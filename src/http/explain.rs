@@ -135,7 +135,7 @@ pub struct Decision {
     pub validated_always: bool,
     /// Request headers that distinguish its variants.
     pub varies_on: Vec<HeaderName>,
-    /// The rule that decided, as a token.
+    /// The token of the rule that decided, as in `Cache-Status`.
     pub rule: &'static str,
     /// The specification of that rule.
     pub section: &'static str,

@@ -92,7 +92,7 @@ fn end_of(status: StatusCode) -> LoadEnd {
     }
 }
 
-/// The result of a call that failed.
+/// The result of a load for which the inner service returned an error instead of a response.
 fn no_answer(error: &UpstreamError) -> LoadResult {
     LoadResult::failed(Failure::with_text(failure_text(error)))
 }

@@ -91,7 +91,7 @@ impl StampedeGuard {
 ///
 /// # Cancel safety
 ///
-/// A request that is dropped ends no load.
+/// Dropping a request does not stop the load that it began or waits for.
 #[derive(Clone)]
 pub struct GuardMiddleware {
     service: Guarded<ReqwestService<ClientWithMiddleware>>,
@@ -99,9 +99,9 @@ pub struct GuardMiddleware {
 }
 
 impl GuardMiddleware {
-    /// Headers for each request that does not have them, as
-    /// [`reqwest::ClientBuilder::default_headers`](::reqwest::ClientBuilder::default_headers), but before the guard, which so
-    /// sees credentials and the headers that responses vary by.
+    /// Headers for each request that does not have them, as by
+    /// [`reqwest::ClientBuilder::default_headers`](::reqwest::ClientBuilder::default_headers). They are added before the guard, so
+    /// the guard sees credentials and the headers that responses vary by.
     ///
     /// # Examples
     ///
@@ -225,7 +225,7 @@ impl<C> ReqwestService<C>
 where
     C: Service<reqwest::Request, Response = reqwest::Response> + fmt::Debug,
 {
-    /// The client as a service.
+    /// Makes a service of the client, unless the client adds headers that the guard would have to see.
     ///
     /// # Errors
     ///

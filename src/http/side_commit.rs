@@ -170,7 +170,7 @@ fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     }
     let (packed, lifetimes, validator, tags) =
         (Packed::default(), Lifetimes::default(), Bytes::new(), Vec::new());
-    // No entry is stored under the key of this flight.
+    // `SaysNothing` has no effect here: no entry is stored under the key of this flight.
     let (status_only, unstored) = (None, Unstored::SaysNothing);
     LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
 }

@@ -187,7 +187,7 @@ impl StoredResponse {
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
         let all = || self.headers.iter().chain(trailers);
         let section = section(all()).filter(|_| self.is_sound())?;
-        // An upper bound: numbered names are not written.
+        // An upper bound of the length, because numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
         let mut out = BytesMut::with_capacity(FIXED + FIXED_OF_ENCODING + room + self.body.len());
         meta.encode(&mut out)?;
@@ -197,7 +197,7 @@ impl StoredResponse {
         out.put_u16_le(self.status.as_u16());
         out.put_u16_le(self.headers.len() as u16);
         out.put_u16_le(if self.trailers.is_some() { trailers.len() as u16 } else { NO_TRAILERS });
-        // Filled in when the fields are written.
+        // The length of the fields, filled in once they are written.
         out.put_u32_le(0);
         for (name, value) in all() {
             let number = NAMES.iter().position(|known| known == name);
@@ -321,7 +321,7 @@ fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
         && (is_length(line) || line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(is_length))
 }
 
-/// Reads fields from `raw[at..end]`.
+/// Reads header fields from `raw[at..end]`.
 struct HeaderFields<'a> {
     raw: &'a Bytes,
     at: usize,
@@ -403,7 +403,7 @@ const PART: u8 = 16;
 const VARIES: u8 = 32;
 const LANGUAGE: u8 = 64;
 
-/// Metadata stored with a response.
+/// The metadata that is stored with a response: its age, its terms, and which part and variant it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResponseMeta {
     pub(crate) terms: ReuseTerms,
@@ -474,7 +474,7 @@ impl ResponseMeta {
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
-        // Filled in when the rest is written.
+        // The length of the metadata, filled in once the rest is written.
         out.put_u16_le(0);
         let windows = [stale.while_revalidate, stale.if_error, stale.on_disconnect];
         for time in [self.age, lifetime].into_iter().chain(windows) {

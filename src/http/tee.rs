@@ -26,7 +26,7 @@ const MOST_CHUNKS: usize = 64 * 1024;
 /// Beyond [`MOST_CHUNKS`], chunks are joined to pieces of at least this size before they are passed on.
 const LEAST_PIECE: usize = 4 * 1024;
 
-/// How a body ended.
+/// How [`tee`] ended.
 pub(super) enum Teed {
     /// The body is complete. The client waits for its end.
     Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish },
@@ -44,7 +44,7 @@ pub(super) enum Teed {
 /// Sends the client the end of its response. Dropping it does the same, so that the client is answered even if the
 /// commit failed or panicked.
 pub(crate) struct Finish {
-    /// Only `drop` takes it.
+    /// `None` only while it is dropped: `drop` takes the end to send it.
     end: Option<WithheldEnd>,
 }
 
@@ -326,7 +326,7 @@ fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     if chunks.len() == 1 {
         return chunks.pop().unwrap_or_default();
     }
-    // At most `max_body`, so it fits a `usize`.
+    // The length is at most `max_body`, so it fits a `usize`.
     let mut body = BytesMut::with_capacity(length as usize);
     for chunk in &chunks {
         body.extend_from_slice(chunk);

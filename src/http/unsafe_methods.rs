@@ -65,7 +65,7 @@ impl UpstreamRequest {
         Ok(response)
     }
 
-    /// A POST whose answer may represent what a GET would return (RFC 9110, 9.3.3).
+    /// Forwards a POST, and stores its answer if that represents what a GET would return (RFC 9110, 9.3.3).
     async fn post(
         self,
         guard: &StampedeGuard,
@@ -118,7 +118,7 @@ impl UpstreamRequest {
         Ok(answer)
     }
 
-    /// A HEAD that the store does not answer.
+    /// Forwards a HEAD that the store does not answer, and updates the stored response by its answer.
     pub(super) async fn head(
         self,
         guard: &StampedeGuard,
@@ -244,7 +244,7 @@ const MOST_LATE_ANSWERS: usize = 1_000;
 struct UnsafeRequest<'a> {
     guard: &'a StampedeGuard,
     changed: &'a ChangedResources,
-    /// The call, until its response is there.
+    /// The call to the inner service, until its response is there.
     pending_call: Option<BoxFuture<UpstreamResponse>>,
 }
 

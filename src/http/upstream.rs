@@ -70,7 +70,7 @@ impl UpstreamRequest {
     }
 }
 
-/// An [`Upstream`] before its types are erased.
+/// An [`Upstream`] with the application's types: those of its service and of its request's body.
 pub(super) struct ServiceCall<S, Q> {
     pub(super) service: S,
     pub(super) body: Q,

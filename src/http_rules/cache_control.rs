@@ -29,9 +29,9 @@ pub(crate) const LONGEST_SECONDS: u64 = 1 << 31;
 pub(crate) enum DirectiveScope {
     #[default]
     Absent,
-    /// Applies to the whole response.
+    /// The directive applies to the whole response.
     Whole,
-    /// Applies to these fields only. Never empty.
+    /// The directive applies to these fields only, of which there is at least one.
     Listed(Vec<HeaderName>),
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct CacheControl {
     pub(crate) proxy_revalidate: bool,
     pub(crate) must_understand: bool,
     pub(crate) immutable: bool,
-    /// Seconds. An argument that is not a number counts as 0: stale (RFC 9111, 4.2.1).
+    /// In seconds. An argument that is not a number counts as 0, so the response is stale (RFC 9111, 4.2.1).
     pub(crate) max_age: Option<u64>,
     /// In seconds, read like `max_age`.
     pub(crate) s_maxage: Option<u64>,
@@ -101,7 +101,7 @@ impl CacheControl {
     /// Adds a directive. One occurrence of a flag is enough; if a directive with a number is repeated, the smallest number
     /// counts (RFC 9111, 4.2.1: "the most restrictive").
     fn add(&mut self, directive: &Directive<'_>) {
-        // An argument that is not a number counts as 0, that is stale.
+        // An argument that is not a number counts as 0, which makes the response stale.
         let number = directive.number();
         let seconds = number.unwrap_or(0);
         let is_plain_flag = directive.is_plain_flag();
@@ -139,11 +139,11 @@ pub(crate) struct RequestDirectives {
     pub(crate) no_store: bool,
     pub(crate) no_cache: bool,
     pub(crate) only_if_cached: bool,
-    /// Seconds. An argument that is not a number counts as 0: nothing stored is young enough.
+    /// In seconds. An argument that is not a number counts as 0, so only a response of age 0 is young enough.
     pub(crate) max_age: Option<u64>,
-    /// Seconds. An argument that is not a number is ignored.
+    /// In seconds; 0 without the directive. An argument that is not a number is ignored.
     pub(crate) min_fresh: u64,
-    /// Seconds; unlimited without an argument. An argument that is not a number counts as 0.
+    /// In seconds; without an argument, [`LONGEST_SECONDS`]. An argument that is not a number counts as 0.
     pub(crate) max_stale: Option<u64>,
 }
 

@@ -28,7 +28,7 @@ use super::fields::{
     remove_content_digests, single, split_once,
 };
 
-/// Whether a response can be validated.
+/// Whether a response can be validated: it has an entity tag, or a valid `Last-Modified`.
 pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
     etag(response).is_some() || date(response, &LAST_MODIFIED, now).is_some()
 }
@@ -272,11 +272,11 @@ pub(crate) enum ByteRange {
 /// The kind of answer to a request with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeAnswer {
-    /// 200, as if no range had been requested.
+    /// 200 with the whole, as if no range had been requested.
     Whole,
-    /// 206.
+    /// 206, with this part of the whole.
     Part(Part),
-    /// 416 (RFC 9110, 15.5.17).
+    /// 416: the whole has none of the requested bytes (RFC 9110, 15.5.17).
     Unsatisfiable,
 }
 

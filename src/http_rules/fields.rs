@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http_body::SizeHint;
 
-/// A `Content-Length` that is not a number, or several that differ.
+/// The error of a head whose `Content-Length` is not a number, or that states several lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unsound;
 
@@ -158,7 +158,7 @@ pub(crate) fn parse_date(text: &[u8], now: SystemTime) -> Option<SystemTime> {
 /// `Sun, 06 Nov 1994 08:49:37 GMT`, `Sunday, 06-Nov-94 08:49:37 GMT` and `Sun Nov  6 08:49:37 1994`, in the letters of `strftime`.
 const DATE_FORMATS: [&[u8]; 3] = [b"%a, %d %b %Y %T GMT", b"%A, %d-%b-%y %T GMT", b"%a %b %e %T %Y"];
 
-/// The date in this format, as seconds since 1970.
+/// Reads a date in this format, as seconds since 1970.
 fn seconds_of(text: &[u8], format: &[u8], now: SystemTime) -> Option<i64> {
     let mut at = Cursor(text);
     let (mut year, mut month, mut day, mut of_day, mut has_century) = (0, 0, 0, 0, true);
@@ -221,7 +221,7 @@ impl Cursor<'_> {
             .try_fold(0, |sum, digit| digit.is_ascii_digit().then(|| sum * 10 + i64::from(digit - b'0')))
     }
 
-    /// `08:49:37`, as seconds of the day.
+    /// Reads a time such as `08:49:37`, as seconds of the day.
     fn time(&mut self) -> Option<i64> {
         let hour = self.number(2)?;
         self.literal(b":")?;

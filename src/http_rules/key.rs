@@ -305,7 +305,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     match port {
         None | Some("") => Some(host),
         Some(port) => {
-            // `parse` would accept a sign.
+            // `parse` alone would accept a sign.
             let number =
                 port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse::<u16>().ok())??;
             Some(if number == default_port { host } else { text })

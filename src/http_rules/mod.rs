@@ -74,7 +74,7 @@ rules! {
     DoNotStore: "do-not-store", "the response's DoNotStore extension";
     NoStore: "no-store", "RFC 9111, 5.2.2.5";
     Private: "private", "RFC 9111, 5.2.2.7";
-    /// Each use needs a validation, which is impossible without a validator.
+    /// The response must be validated before each use, and has no validator.
     NoCache: "no-cache", "RFC 9111, 5.2.2.4";
     Targeted: "cdn-cache-control", "RFC 9213, 2.2";
     MustUnderstand: "must-understand", "RFC 9111, 5.2.2.3";
@@ -90,11 +90,11 @@ rules! {
     SwitchedProtocol: "upgrade", "RFC 9110, 7.8";
     ContentLength: "content-length", "RFC 9110, 8.6";
     TooBig: "too-big", "PolicyBuilder::max_body";
-    /// Not a final response to the request, or one without a lifetime.
+    /// The status is not that of a final response to the request, or the response has no lifetime and none by its status.
     Status: "status", "RFC 9111, 3";
-    /// A status that no cache may store, because it concerns one request or one client.
+    /// No cache may store this status, because it concerns one request or one client.
     Unstorable: "status", "RFC 6585, 3 to 6; RFC 8470, 5.2";
-    /// Stale when received, must be validated before reuse, and has no validator.
+    /// The response was stale when received, must be validated before reuse, and has no validator.
     MustRevalidate: "must-revalidate", "RFC 9111, 5.2.2.2";
     /// The response to a POST does not represent what a GET of its target would return.
     Post: "method", "RFC 9110, 9.3.3";
@@ -105,7 +105,7 @@ rules! {
     Expires: "expires", "RFC 9111, 5.3";
     Heuristic: "heuristic", "RFC 9111, 4.2.2";
     Default: "default", "PolicyBuilder::fresh_for";
-    /// Stored only to be validated, because it states no lifetime.
+    /// The response is stored only to be validated, because it states no lifetime.
     Unnamed: "no-lifetime", "RFC 9111, 4.2";
     /// The response is a failure: it goes to waiters and is not stored.
     ServerError: "server-error", "the guard's rule for failures";

@@ -81,7 +81,7 @@ pub(crate) enum Verdict {
     Store(StoreDecision),
     /// Shared with requests that waited for it, if they agree in all headers on which it depends, and not stored.
     ShareOnly { rule: Rule, vary: Vary, says_shared: bool },
-    /// Only for the request that loaded it.
+    /// Not shared: only the request that loaded the response receives it.
     Private(Rule),
 }
 
@@ -228,7 +228,7 @@ impl ClassifiedResponse<'_> {
                 && contains_token(value.as_bytes(), b"no-cache")
                 && !headers.contains_key(header::CACHE_CONTROL))
             .then_some(Rule::Pragma),
-            // An endless body: waiters would never see its end.
+            // A body of these types has no end, which waiters would wait for.
             header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
             // The connection changes its protocol (RFC 9110, 7.8).
             header::CONNECTION => {
@@ -417,7 +417,7 @@ fn is_stream(content_type: &HeaderValue) -> bool {
         b"application/jsonl",
         b"application/x-jsonlines",
         b"application/stream+json",
-        // RFC 7464.
+        // JSON text sequences (RFC 7464).
         b"application/json-seq",
     ];
     let essence = essence(content_type);

@@ -62,7 +62,7 @@ pub struct HttpPolicy {
     pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
     pub(crate) answer_info: bool,
-    /// Sorted, each once.
+    /// The headers on which every response depends, sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
     pub(crate) max_variants: usize,
     pub(crate) stale_on_disconnect: Duration,

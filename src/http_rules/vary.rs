@@ -21,7 +21,8 @@ use sha2::{Digest as _, Sha256};
 use super::fields::{self, codings, is_encoded, single, split_once};
 use super::request_settings::CREDENTIAL_HEADERS;
 
-/// A response that depends on more headers is not stored, because each name multiplies the variants.
+/// The most headers that a response may name in `Vary`. A response that names more is not stored, because each name multiplies the
+/// variants.
 pub(crate) const MOST_NAMES: usize = 8;
 
 /// The headers on which a response depends.

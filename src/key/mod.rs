@@ -44,10 +44,10 @@ impl Key {
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{text}")))
     }
 
-    /// Joins escaped parts; `None` if the name is too long. Every request does this, so it joins on the stack and allocates
-    /// only once.
+    /// The key of these escaped parts; `None` if its name would be too long. Every request calls this, so it joins the parts on the stack
+    /// and allocates only once.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
-        // Each part is followed by a separator.
+        // A separator follows each part. The last one is cut off below.
         let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
         for part in parts {
             let end = length + part.len();

@@ -472,7 +472,7 @@ impl Default for AuditSettings {
     }
 }
 
-/// An encoded value.
+/// One of the two encoded values that an audit compares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Encoded<'a> {
     pub(crate) encoding: Encoding,
@@ -516,7 +516,7 @@ impl AuditSettings {
     pub(crate) fn is_same(&self, values: [Encoded<'_>; 2]) -> Option<bool> {
         match &self.same {
             Some(same) => (same.0)(values),
-            // The values were encoded by different codecs.
+            // Bytes of different codecs cannot be compared.
             None if values[0].encoding != values[1].encoding => None,
             None => Some(values[0].payload == values[1].payload),
         }
@@ -599,7 +599,7 @@ impl SharedErrors {
         }
     }
 
-    /// Whether the policy names each type of the others.
+    /// Whether these types include all of `others`.
     fn include(&self, others: &Self) -> bool {
         others.0.iter().all(|other| self.0.contains(other))
     }

@@ -529,7 +529,7 @@ impl Expiry {
     /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). The probability rises towards the end
     /// of freshness and with the load's duration; `random` is uniform in `0..1`.
     pub(crate) fn is_due_early(&self, now: u64, beta: f64, random: f64) -> bool {
-        // -ln(0) is infinite: due.
+        // For a `random` of 0, `-ln` is infinite, so the load is due.
         let ahead = f64::from(self.load_ms) * beta * -random.ln();
         now < self.fresh_until && (self.fresh_until - now) as f64 <= ahead
     }

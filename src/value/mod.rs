@@ -67,7 +67,7 @@ where
     }
 }
 
-/// For a caller that requires a new load: it accepts no older value.
+/// The reader of a caller that requires a new load: it accepts no older value.
 pub(crate) struct ForcedReader<R>(pub(crate) R);
 
 impl<R: EntryReader> EntryReader for ForcedReader<R> {
@@ -118,7 +118,7 @@ impl StoredEntry {
         self.content.as_ref().ok().filter(|entry| entry.kind == EntryKind::Value)
     }
 
-    /// The bytes as they are stored.
+    /// The bytes of this entry as they are stored under `key`.
     pub(crate) fn raw(&self, key: &Key) -> Bytes {
         match &self.content {
             Ok(entry) => entry.encode(key),
