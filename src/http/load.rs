@@ -138,7 +138,8 @@ impl ResponseCommit {
     }
 
     /// Sends the request with the guard's conditions. If the answer is a 304 about another response than the stored one, sends the request
-    /// again without conditions, if it can be copied. Also returns whether the first answer was such a 304.
+    /// again without conditions, if it can be copied and its response is stored under the key of its flight. Also returns whether the
+    /// first answer was such a 304.
     async fn forward(&mut self, mut request: UpstreamRequest) -> (UpstreamResponse, bool) {
         let again = self.stored_whole().and_then(|_| request.copy());
         self.put_conditions(request.head.headers_mut());
@@ -300,7 +301,7 @@ impl ResponseCommit {
 
     /// Handles a 304 that does not refer to the stored response (RFC 9111, 4.3.4): answers with the stale response if
     /// `stands_in`, else with a 502. Invalidates the stored response, and one of the waiters loads the whole. (The
-    /// request cannot be sent again: either it already was, or its body went with the first call.)
+    /// request is not sent again: it already was, its body went with the first call, or it has a side commit.)
     async fn contradicted(mut self, stands_in: bool) -> LoadOutput {
         self.side_commit.leave().await;
         let Self { load_request, state, policy, .. } = &self;

@@ -408,8 +408,8 @@ impl Part {
 
     /// This part with the actual length of its content.
     ///
-    /// If the length contradicts the head, the result is `None`, and the content is not stored. In strict mode the part
-    /// begins where the head says, and it reaches the end of the whole if the head says so: then only the origin's
+    /// If the length contradicts the head, the result is `None` by default, and the content is not stored. In strict mode the
+    /// part then begins where the head says, and it reaches the end of the whole if the head says so: only the origin's
     /// arithmetic is wrong.
     pub(crate) fn with_content(self, length: u64, strict: bool) -> Option<Self> {
         let last = self.first.checked_add(length.checked_sub(1)?)?;

@@ -169,13 +169,13 @@ pub(crate) struct ReuseTerms {
 /// For how long after its freshness a response may be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StaleWindows {
-    /// How long it is served while it is validated (RFC 5861, 3).
+    /// How long after its freshness a response is served while it is validated (RFC 5861, 3).
     pub(crate) while_revalidate: Duration,
-    /// How long it is served instead of a failure (RFC 5861, 4).
+    /// How long after its freshness a response is served instead of a failure (RFC 5861, 4).
     pub(crate) if_error: Duration,
-    /// How long it is served if the inner service gives no answer at all (RFC 9111, 4.2.4).
+    /// How long after its freshness a response is served if the inner service gives no answer at all (RFC 9111, 4.2.4).
     pub(crate) on_disconnect: Duration,
-    /// Whether a request may accept it stale by `max-stale` (RFC 9111, 5.2.1.2).
+    /// Whether a request may accept a stale response by `max-stale` (RFC 9111, 5.2.1.2).
     pub(crate) on_request: bool,
 }
 

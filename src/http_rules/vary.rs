@@ -212,8 +212,8 @@ impl Variant {
     /// The index of the variant that may answer a request.
     ///
     /// This is the variant with the request's own values. If there is none, it is, in strict mode only, a variant in the
-    /// language that the request prefers to all others: for languages the selection mechanism is known (RFC 9110, 12.5.4), and the stored variant
-    /// proves that the origin has this language.
+    /// language that the request prefers to all others: for languages the selection mechanism is known (RFC 9110, 12.5.4), and
+    /// the stored variant proves that the origin has this language.
     pub(crate) fn select(
         names: &Names,
         request: &HeaderMap,

@@ -101,8 +101,8 @@ impl PolicyBuilder {
         self
     }
 
-    /// When an audited value counts as equal to the newly loaded one. Defaults to equal bytes, which is wrong for values that are encoded in varying
-    /// order (a `HashMap`), or that hold the time of their load. Over HTTP the bodies are decoded as JSON.
+    /// When an audited value counts as equal to the newly loaded one. Defaults to equal bytes, which is wrong for values
+    /// that are encoded in varying order (a `HashMap`), or that hold the time of their load. Over HTTP the bodies are decoded as JSON.
     ///
     /// An audit of a value that is no `T` counts as failed.
     ///
@@ -319,8 +319,8 @@ setters! { PolicyBuilder:
     /// The deadline of one command to the store. Defaults to half the coordination budget.
     ///
     /// After two commands without an answer within this deadline, the connection is dropped. The deadline that decides this is that of
-    /// the policy with which the guard was built. If commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
-    /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
+    /// the policy with which the guard was built. If commands may take longer, give this policy to
+    /// [`builder`](crate::StampedeGuard::builder): [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
     command_timeout(command_timeout: Duration => command_timeout);
 
     /// What happens while the store cannot be reached. Defaults to [`OnStoreDown::FailOpen`].
