@@ -291,7 +291,7 @@ pub(crate) struct SharedBody {
     pub(crate) meta: ResponseMeta,
     /// For how many seconds the response will be fresh from its head on, if it will be stored.
     pub(crate) ttl: Option<u64>,
-    /// When its head was received.
+    /// When the head was received.
     pub(crate) came: Instant,
     /// The length of the complete body.
     pub(crate) length: u64,

@@ -168,8 +168,8 @@ impl ResponseCommit {
         Some(Box::new(VariantId { generation, names: names.clone(), variant }))
     }
 
-    /// Invalidates the resource if the response names other `Vary` headers than its known variants. Later requests
-    /// then do not find the variants under the old names.
+    /// If a response that would be stored names other `Vary` headers than the known variants of its resource, invalidates the
+    /// resource and does not store the response. Later requests then do not find the variants under the old names.
     pub(crate) async fn invalidate_if_names_changed(&mut self, candidate: &mut StoreCandidate) {
         let varies_otherwise =
             self.load_request.variant.get().is_some_and(|slot| candidate.names() != Some(&slot.names));

@@ -83,7 +83,7 @@ impl Exchange {
             }
             separate_key(&guard, key, demands, head);
             if *is_get && !demands.directives.only_if_cached {
-                // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
+                // An audit can only compare a hit that is the whole stored response, not a part of it or a 304.
                 audits = !demands.conditional && !demands.ranged && policy.audit.is_due();
                 if !audits && let Some(response) = hit_at_once(&guard, key, demands, head) {
                     return Self::Hit(response);
@@ -446,8 +446,8 @@ pub(super) fn separate_key(
     *key = key.of_report(&Fingerprint::of(&distinction).half());
 }
 
-/// The answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response without content has no length (8.6).
-/// Each other one has exactly one, but an older version of this crate may have stored two.
+/// Makes a replay the answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response that has no content by its
+/// status gets no length (8.6). Any other gets exactly one, because an older version of this crate may have stored two.
 fn without_body(replay: &mut Replay) {
     if !has_no_content(replay.response.status()) {
         let length = HeaderValue::from(replay.response.body().len());

@@ -97,7 +97,7 @@ fn no_answer(error: &UpstreamError) -> LoadResult {
     LoadResult::failed(Failure::with_text(failure_text(error)))
 }
 
-/// Counts a response that reports a failure of the origin. The client receives it like any other.
+/// Counts a 5xx of the origin as a failed load. The client receives it like any other response.
 fn count_error<B>(policy: &Policy, response: &Response<B>) {
     if response.status().is_server_error() {
         policy.count(Count::load_errors);
@@ -191,8 +191,8 @@ impl ResponseCommit {
     /// not join this load.
     async fn fail(mut self, error: UpstreamError) -> LoadOutput {
         self.side_commit.leave().await;
-        // If the stale response ends this flight, its client gets the stale response instead of the error. A
-        // client that refuses stale responses gets the error here.
+        // If the flight ends with the stale response, the client of this load gets that response instead of the error.
+        // A client that refuses stale responses gets the error here.
         let now = self.state.store.now();
         let stale_ends_flight =
             self.previous.as_ref().is_some_and(|stored| stored.entry.expiry.stands_in(now));

@@ -317,8 +317,8 @@ use crate::key::CacheKey;
 
 impl StampedeGuard {
     /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET with this
-    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the
-    /// cache, for example with credentials: pass a request as clients send it. `Host` is part of the key, unless
+    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` if such a GET would bypass the
+    /// cache, for example because of credentials: pass a request as clients send it. `Host` is part of the key, unless
     /// the policy names [one authority](HttpPolicy::authority) for all keys: then
     /// [`invalidate_path`](Self::invalidate_path) needs no request.
     ///

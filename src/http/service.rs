@@ -53,11 +53,11 @@ pub trait HttpService<Q>:
         Future = <Self as HttpService<Q>>::Pending,
     >
 {
-    /// The body of its responses.
+    /// The body of the service's responses.
     type Body;
-    /// Its error.
+    /// The error of the service.
     type Failure;
-    /// Its future.
+    /// The future of the service's response.
     type Pending: Future<Output = Result<Response<Self::Body>, Self::Failure>>;
 }
 

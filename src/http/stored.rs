@@ -310,7 +310,7 @@ pub(crate) fn are_sound_trailers(trailers: &HeaderMap) -> bool {
     trailers.iter().all(|(name, value)| is_sound(name, value, None))
 }
 
-/// Whether each member of a `Content-Length` is the body's `length` (RFC 9110, 8.6). Never in trailers, which have no `length` (6.5.1).
+/// Whether each member of a `Content-Length` is the body's `length` (RFC 9110, 8.6). False in trailers, which have no `length` (6.5.1).
 ///
 /// RFC 9112, 6.3: another length would desynchronize the messages of the connection.
 fn promises(value: &HeaderValue, length: Option<u64>) -> bool {

@@ -173,7 +173,7 @@ fn is_updated(update: &HeaderMap, name: &HeaderName) -> bool {
 pub(crate) enum HeadUpdate {
     /// It repeats a validator, so the representation is the same: [`freshened`] by this head.
     Freshen,
-    /// The representation has changed.
+    /// The representation has changed, so the stored response is outdated.
     Invalidate,
     /// The head proves nothing: the stored response stays as it is.
     Ignore,
@@ -291,7 +291,7 @@ pub(crate) struct Part {
 }
 
 impl ByteRange {
-    /// The range of a request; `None` if a cache may ignore it.
+    /// The range of a request; `None` if the request has none, several, or an invalid one: a cache may ignore these.
     pub(crate) fn of(request: &HeaderMap) -> Option<Self> {
         let mut specs = specs(single(request, &RANGE)?.as_bytes())?;
         let (spec, None) = (specs.next()?, specs.next()) else { return None };

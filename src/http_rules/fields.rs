@@ -233,7 +233,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Seconds since 1970; `None` for a day that the calendar does not have.
+/// The date and the second of the day, as seconds since 1970; `None` for a day that the calendar does not have.
 fn seconds(year: i64, month: i64, day: i64, of_day: i64) -> Option<i64> {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let days = match month {

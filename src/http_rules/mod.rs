@@ -90,7 +90,7 @@ rules! {
     SwitchedProtocol: "upgrade", "RFC 9110, 7.8";
     ContentLength: "content-length", "RFC 9110, 8.6";
     TooBig: "too-big", "PolicyBuilder::max_body";
-    /// The status is not that of a final response to the request, or the response has no lifetime and none by its status.
+    /// The status is that of no final response to the request; or the response states no lifetime, and its status gets none by default.
     Status: "status", "RFC 9111, 3";
     /// No cache may store this status, because it concerns one request or one client.
     Unstorable: "status", "RFC 6585, 3 to 6; RFC 8470, 5.2";

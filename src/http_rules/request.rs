@@ -175,16 +175,16 @@ impl<'a> ExaminedHeaders<'a> {
             "range" => return Some(Rule::Range),
             // A proxy would not forward such a header to the inner service, but a key and `Vary` would see it.
             "connection" if !is_of_connections(value) => return Some(Rule::Connection),
-            // Another protocol takes over the connection (RFC 9110, 7.8).
+            // The client asks for another protocol on this connection (RFC 9110, 7.8).
             "upgrade" => return Some(Rule::Upgrade),
             "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => {}
             // The client sends its body only after a 100 (RFC 9110, 10.1.1).
             "expect" => return Some(Rule::Expect),
-            // A body follows (RFC 9112, 6.3).
+            // The header announces a body (RFC 9112, 6.3).
             "transfer-encoding" => return Some(Rule::Body),
             "content-length" if !is_zero(value) => return Some(Rule::Body),
             "if-none-match" | "if-modified-since" => demands.conditional = true,
-            // Applies only together with a range, and is compared with what is stored (RFC 9110, 13.1.5).
+            // `If-Range` applies only together with a range, and is compared with the stored response (RFC 9110, 13.1.5).
             "if-range" => {}
             // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
             text if text.starts_with("if-") => return Some(Rule::Conditional),

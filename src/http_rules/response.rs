@@ -95,7 +95,7 @@ pub(crate) struct StoreDecision {
     pub(crate) keep_for: Duration,
     pub(crate) vary: Vary,
     pub(crate) has_validator: bool,
-    /// Whether the response states its stale windows: during a validation, and after an error.
+    /// Whether the response itself states its stale windows: the one during a validation, and the one after an error.
     pub(crate) says_stale: (bool, bool),
     /// For a 206, its position in the whole as its head states it. The length of its content is not checked yet.
     pub(crate) part: Option<Part>,
@@ -228,7 +228,7 @@ impl ClassifiedResponse<'_> {
                 && contains_token(value.as_bytes(), b"no-cache")
                 && !headers.contains_key(header::CACHE_CONTROL))
             .then_some(Rule::Pragma),
-            // A body of these types has no end, which waiters would wait for.
+            // A body of these types never ends, so waiters would wait for its end in vain.
             header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
             // The connection changes its protocol (RFC 9110, 7.8).
             header::CONNECTION => {
@@ -259,8 +259,8 @@ impl ClassifiedResponse<'_> {
     fn forbidden_by_status(&self) -> Option<Rule> {
         let RequestResponse { demands, status, headers, .. } = *self.exchange;
         match (self.exchange.method, status.as_u16()) {
-            // Interim responses, another protocol, and the confirmation of a client's own validator (RFC 9110, 15.2;
-            // RFC 9111, 4.3.4).
+            // No answer for other requests: an interim response, a switch to another protocol, or the confirmation of a client's
+            // own validator (RFC 9110, 15.2; RFC 9111, 4.3.4).
             (_, 100..200 | 304) => Some(Rule::Status),
             _ if is_unstorable(status) => Some(Rule::Unstorable),
             // Only a part that was requested, and that says which part it is, may be stored (RFC 9111, 3.3).
@@ -294,7 +294,8 @@ impl ClassifiedResponse<'_> {
             Err(rule) => rule,
         };
         match (rule, status) {
-            // Waiters may request another part, and listed fields are only removed from stored responses.
+            // Waiters may need another part. And a response with fields that must not be reused is not shared without storing it: only
+            // storing removes these fields.
             (Rule::ServerError | Rule::Stale | Rule::TooOld, StatusCode::PARTIAL_CONTENT) => {
                 Verdict::Private(Rule::Status)
             }

@@ -296,8 +296,8 @@ setters! { PolicyBuilder:
     /// has last seen. Defaults to `false`.
     adaptive_loads(loads: impl Into<AdaptiveLoads> => policy.adaptive_loads);
 
-    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads), and
-    /// what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
+    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads) or
+    /// [`adaptive_loads`](Self::adaptive_loads), and what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
     permit_timeout(permit_timeout: Duration => policy.permit_timeout, then: OnOverload => policy.on_overload);
 
     /// How many callers may wait for one key's load in one process. Further callers receive a stale value if one may
@@ -305,7 +305,7 @@ setters! { PolicyBuilder:
     max_waiters(most: usize => policy.max_waiters, then: OnOverload => policy.when_full);
 
     /// How long a caller waits for another caller's load, and what happens then. Defaults to `load_timeout` plus
-    /// `lease` (and `permit_timeout`, if there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
+    /// `lease` (and `permit_timeout`, with a limit of loads), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
     wait_timeout(wait_timeout: Duration => wait_timeout, then: OnWaitTimeout => policy.on_wait_timeout);
 
     /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader does not

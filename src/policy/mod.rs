@@ -435,7 +435,7 @@ impl AdaptiveLoads {
         Self { is_on: false, ..Self::new() }
     }
 
-    /// Policies with the same name share one limit: give one name to all that load from one origin. Defaults to the policy's name.
+    /// Policies with the same name share one limit: give one name to all policies that load from one origin. Defaults to the policy's name.
     pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = Some(name.into());
         self
