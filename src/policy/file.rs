@@ -144,9 +144,9 @@ impl FileValue for (u32, Duration) {
 /// Reads the settings that a file has; all others keep their defaults. Refuses what [`PolicyBuilder::build`] refuses, such as settings
 /// that contradict each other.
 ///
-/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. For a number that may
-/// be unbounded (`max_waiters`, `max_fail_open_loads`, `compress_from`), `"max"` means no bound. Settings that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and
-/// `personal_extension`) are refused: add them in code, by [`Policy::to_builder`].
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. For a number that may be unbounded (`max_waiters`,
+/// `max_fail_open_loads`, `compress_from`), `"max"` means no bound. Settings that are functions or types (`audit_by`,
+/// `share_errors`, and of HTTP `key` and `personal_extension`) are refused: add them in code, by [`Policy::to_builder`].
 ///
 /// # Examples
 ///
