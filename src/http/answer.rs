@@ -42,13 +42,13 @@ pub(crate) struct ResponseReader<'a> {
     /// The request's headers.
     pub(crate) headers: &'a HeaderMap,
     pub(crate) http: &'a HttpPolicy,
-    /// The resource's key, if the look-up is at it: it holds one of the variants, which leads to the others.
+    /// The resource's key, if this is the key that is looked up: it holds one of the variants, which leads to the others.
     pub(crate) resource: Option<&'a Key>,
     /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
 }
 
-/// The key of a variant.
+/// The key of a variant, and the generation and header names of its resource's variants.
 #[derive(Clone, Debug)]
 pub(crate) struct VariantSlot {
     pub(crate) key: Key,
@@ -87,7 +87,7 @@ impl Replay {
 
 /// Decoded state that the callers of a shared read, or of a local copy, use together.
 struct SharedDecoding {
-    /// The metadata, and the offset of the response.
+    /// The metadata, and the offset at which the response begins in the payload; `None` if the entry is no response.
     meta: Option<(ResponseMeta, usize)>,
     /// The latest replay for requests without conditions, range or credentials, rebuilt when its age changes. A read-write lock,
     /// because many threads read a hot response at once.
@@ -180,8 +180,8 @@ impl ResponseReader<'_> {
 
     fn serves_meta(&self, meta: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
         let (age, terms) = meta.at(entry, now);
-        // The entry under the resource's key holds one variant, and the request needs another, which has its own key. If the first
-        // is marked stale, all variants are.
+        // The entry under the resource's key holds one variant, and the request needs another, which has its own key. If the entry
+        // is marked stale, all variants of the resource count as stale.
         if entry.expiry.is_expired() && self.is_elsewhere(meta) {
             return Freshness::Expired;
         }
@@ -195,10 +195,10 @@ impl ResponseReader<'_> {
             Reuse::StaleWhileRevalidate => match entry.expiry.serves(now) {
                 Freshness::BackingOff => Freshness::BackingOff,
                 Freshness::Fresh | Freshness::Stale => Freshness::Stale,
-                // An invalidation has ended its stale windows.
+                // The entry's own stale windows have ended earlier: `expire` has marked it stale.
                 Freshness::StaleIfError | Freshness::Expired => Freshness::Expired,
             },
-            // If the resource was expired, so are its other variants.
+            // The request needs another variant, which may be fresh under its own key, unless `expire` has marked the resource stale.
             Reuse::Revalidate | Reuse::OnlyIfCached
                 if !entry.expiry.is_expired() && self.is_elsewhere(meta) =>
             {
@@ -228,8 +228,9 @@ impl ResponseReader<'_> {
         self.resource.is_some() && !self.is_this_variant(meta)
     }
 
-    /// Whether the response suits this request; breaks with what this request gets instead, unless that is nothing: another variant
-    /// that is not under the resource's key. Call it once: it digests the request's values.
+    /// Whether the response suits this request. If not, breaks with what the request gets instead: the key of its variant, or
+    /// [`NotForThis`](StoredAnswer::NotForThis). Breaks with `None` if a variant's key holds another variant than the request's. Call it
+    /// once: it digests the request's values.
     fn fits(&self, meta: &ResponseMeta) -> ControlFlow<Option<StoredAnswer>> {
         let is_variant = self.is_this_variant(meta);
         if let (Some(resource), Some(variant), false) = (self.resource, &meta.variant, is_variant) {
@@ -252,11 +253,11 @@ impl ResponseReader<'_> {
     }
 
     fn replay(&self, entry: &Entry, meta: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
-        // A waiter came before the entry was stored; the age must not be negative for it.
+        // A waiter took its `now` before the entry was stored; the age must not be negative for it.
         let now = now.max(entry.stored_at);
         let (age, _) = meta.at(entry, now);
         let fresh_until = entry.expiry.fresh_until;
-        // An entry that was never fresh was made for the waiters of its load.
+        // An entry that was never fresh was made for the waiters of its load, so it is not reported to them as stale.
         let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
             CacheStatus::stale(entry, now)
@@ -340,12 +341,14 @@ impl SharedBody {
 
 /// The guard's own answer if it has no response:
 ///
-/// - 502: the load that this request waited for failed, and its error belongs to the client that led it;
+/// - 502: the load that this request waited for failed, and its error belongs to the client that led it; or the inner
+///   service sent a 304 about another response (`not-validated`);
 /// - 503: overload (`overloaded`), or the store is down and the guard may not load without it
 ///   (`OnStoreDown::FailClosed`);
-/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`.
+/// - 504: the load took longer than `load_timeout`, or the wait for it longer than `wait_timeout`; or nothing stored may be
+///   used for a request with `only-if-cached`.
 ///
-/// None of them concerns this request alone, so all carry `Retry-After` (RFC 9110, 10.2.3).
+/// A later attempt may succeed in each case, so all carry `Retry-After` (RFC 9110, 10.2.3).
 fn own_answer(status: StatusCode, detail: &'static str, text: &'static str) -> Response<GuardedBody> {
     let mut response = Response::new(GuardedBody::from(Bytes::from_static(text.as_bytes())));
     *response.status_mut() = status;
@@ -358,7 +361,7 @@ fn own_answer(status: StatusCode, detail: &'static str, text: &'static str) -> R
     response
 }
 
-/// An [`own_answer`] with its outcome as an extension.
+/// An [`own_answer`] with the outcome `Failed` as an extension, if the policy requests that extension.
 pub(super) fn failed_answer(
     http: &HttpPolicy,
     status: StatusCode,
@@ -381,15 +384,15 @@ const CACHE_STATUS: HeaderName = http::header::CACHE_STATUS;
 /// logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheStatus {
-    /// From the store; fresh for `ttl` more seconds.
+    /// The response came from the store, and is fresh for `ttl` more seconds.
     Hit { ttl: u64 },
-    /// From the store, and stale for `beyond` seconds.
+    /// The response came from the store, and has been stale for `beyond` seconds.
     Stale { beyond: u64 },
-    /// Loaded for another request. `ttl` if it is stored too.
+    /// The response was loaded for another request. `ttl` is the number of seconds for which it is fresh, if it is stored too.
     Collapsed { ttl: Option<u64> },
-    /// The request was forwarded to the inner service. `status` is its status if the response has another one;
-    /// `stored` is the number of seconds for which it is stored; `detail` is the token of the rule that decided, if
-    /// any.
+    /// The request was forwarded to the inner service. `status` is the inner service's status, if the client's response has
+    /// another; `stored` is the number of seconds for which the stored response is fresh, if it is stored; `detail` is the token of
+    /// the rule that decided, if any.
     Forwarded { fwd: Fwd, status: Option<StatusCode>, stored: Option<u64>, detail: Option<&'static str> },
 }
 
@@ -417,33 +420,33 @@ impl Fwd {
 }
 
 impl CacheStatus {
-    /// The request bypassed the cache for this reason.
+    /// The status of a request that bypassed the cache for the reason `detail`.
     pub(crate) fn bypass(detail: &'static str) -> Self {
         Self::unstored(Fwd::BYPASS, Some(detail))
     }
 
-    /// A hit that is fresh for `ttl` more seconds.
+    /// The status of a hit that is fresh for `ttl` more seconds.
     pub(crate) fn hit(ttl: u64) -> Self {
         Self::Hit { ttl }
     }
 
-    /// For a waiter of a load. A response that is shared with waiters only has no remaining lifetime to report.
+    /// The status for a waiter of a load. A response that is shared with waiters only has no remaining lifetime to report.
     pub(crate) fn collapsed(ttl: u64) -> Self {
         Self::Collapsed { ttl: (ttl > 0).then_some(ttl) }
     }
 
-    /// A stale response that is served instead of a new one.
+    /// The status of a stale response that is served from the store at `now`.
     pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
         let fresh_until = entry.expiry.fresh_until.max(entry.stored_at);
         Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
     }
 
-    /// Loaded for this request alone.
+    /// The status of a response that was loaded for this request alone, for the reason `detail`.
     pub(crate) fn miss(detail: &'static str) -> Self {
         Self::unstored(Fwd::MISS, Some(detail))
     }
 
-    /// The inner service's answer, for this request alone.
+    /// The status of an answer of the inner service that is not stored.
     pub(crate) fn unstored(fwd: Fwd, detail: Option<&'static str>) -> Self {
         Self::Forwarded { fwd, status: None, stored: None, detail }
     }
@@ -458,7 +461,7 @@ impl CacheStatus {
     fn text(self) -> String {
         match self {
             Self::Hit { ttl } => format!("{HIT}; ttl={ttl}"),
-            // RFC 9211, 2.5: a negative number if it was stale.
+            // RFC 9211, 2.5: the `ttl` of a stale response is negative.
             Self::Stale { beyond } => format!("{HIT}; ttl={}", -i128::from(beyond)),
             Self::Collapsed { ttl } => {
                 with_parameter("stampede-guard; fwd=miss; collapsed".to_owned(), "ttl", ttl)
@@ -480,18 +483,18 @@ fn with_parameter(line: String, name: &str, value: Option<impl fmt::Display>) ->
     }
 }
 
-/// The guard's texts have no control characters.
+/// A text of the guard as a header value. These texts have no control characters, so they are valid.
 fn text_value(text: String) -> HeaderValue {
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("stampede-guard"))
 }
 
-/// The values of hits that are fresh for up to an hour more.
+/// The `Cache-Status` of hits that are fresh for up to an hour more, by the remaining seconds.
 static BUFFERED_HITS: [OnceLock<HeaderValue>; 3601] = [const { OnceLock::new() }; 3601];
-/// The values of ages.
+/// The `Age` of responses that are less than 1,000 seconds old, by the age.
 static BUFFERED_AGES: [OnceLock<HeaderValue>; 1000] = [const { OnceLock::new() }; 1000];
 
-/// The value for this number. That of a small number is built once per process, so later hits neither allocate nor count references.
-/// The leaked memory is bounded: some 30 bytes for each of the values.
+/// The header value for this number. The value for a small number is built once per process, so later hits neither allocate nor count
+/// references. The leaked memory is bounded: some 30 bytes for each of these values.
 fn buffered(
     values: &'static [OnceLock<HeaderValue>],
     number: u64,
@@ -512,7 +515,7 @@ pub(crate) fn write_status(headers: &mut HeaderMap, status: CacheStatus) {
 
 const HIT: &str = "stampede-guard; hit";
 
-/// The inner service sent a 304 that does not refer to the stored response.
+/// The detail in `Cache-Status` if the inner service has sent a 304 that does not refer to the stored response.
 pub(crate) const NOT_VALIDATED: &str = "not-validated";
 
 /// Which load failed, so that a stale response answers the request.
@@ -524,7 +527,7 @@ pub(crate) enum StandIn {
     Collapsed,
 }
 
-/// Replaces `hit`: a forwarded request is no hit (RFC 9211, 2.1).
+/// Replaces `hit` in the guard's line by the failed load: a forwarded request is no hit (RFC 9211, 2.1).
 pub(crate) fn write_stand_in(headers: &mut HeaderMap, stand_in: StandIn) {
     let Some(own) = own_line(headers) else { return };
     let Some(ttl) = own.to_str().ok().and_then(|line| line.strip_prefix(HIT)) else { return };

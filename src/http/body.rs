@@ -52,11 +52,12 @@ pub struct GuardedBody {
 enum BodyState {
     /// The whole body, or its unread rest.
     Stored { body: Bytes, trailers: Option<Box<HeaderMap>> },
-    /// Pieces from the load task, and the size of the rest.
+    /// Pieces from the load task of this request, and the size of the rest.
     Streaming { pieces: UnboundedReceiver<StreamPiece>, left: SizeHint },
-    /// A body that another request loads, from piece number `next` on.
+    /// A body that another request loads, from piece number `next` on; `index` is this reader's place among the wakers, `left` the number
+    /// of bytes that follow.
     Incoming { chunks: Arc<ChunkBuffer>, next: usize, index: Option<usize>, left: u64 },
-    /// Behind a lock, so that this type is `Sync` without the inner body being so.
+    /// The inner service's body, behind a lock, so that this type is `Sync` even if the inner body is not.
     Passed(Mutex<UpstreamBody>),
 }
 
@@ -68,10 +69,10 @@ enum StreamPiece {
     Failed(BoxError),
 }
 
-/// The load task's end of a streaming body. If it is dropped before the end, the client gets an error.
+/// The load task's side of a streaming body. If it is dropped before the body's end was sent, the client gets an error.
 pub(crate) struct StreamSender {
     pieces: UnboundedSender<StreamPiece>,
-    /// For waiters of this process.
+    /// The copy of the body that waiters of this process read, if they may.
     chunks: Option<Arc<ChunkBuffer>>,
 }
 
@@ -90,12 +91,12 @@ impl StreamSender {
         self.chunks.as_ref().is_some_and(|chunks| Arc::strong_count(chunks) > 2)
     }
 
-    /// Whether there are no readers, and no later ones can come.
+    /// Whether the body has no readers, and no later reader can come.
     pub(crate) fn is_left(&self) -> bool {
         self.pieces.is_closed() && self.chunks.as_ref().is_none_or(|chunks| Arc::strong_count(chunks) == 1)
     }
 
-    /// Sends a piece. Ignores a client that has left, as the other methods do: that does not stop a load.
+    /// Sends a piece. Like the other methods, ignores that a client has left: that does not stop a load.
     pub(crate) fn data(&self, data: Bytes) {
         if !data.is_empty() {
             if let Some(chunks) = &self.chunks {
@@ -167,7 +168,7 @@ impl From<Bytes> for GuardedBody {
 
 impl fmt::Debug for GuardedBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Never the content.
+        // Never print the content, which may be confidential.
         match &self.state {
             BodyState::Stored { body, trailers } => f
                 .debug_struct("Stored")
@@ -270,7 +271,7 @@ fn less(size: &SizeHint, sent: u64) -> SizeHint {
     left
 }
 
-/// The load ended before its body did.
+/// The error of a body whose load ended before the body did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CutOff;
 
@@ -282,15 +283,15 @@ impl fmt::Display for CutOff {
 
 impl std::error::Error for CutOff {}
 
-/// A head, and the received part of its body.
+/// A response that is still being received: its head, and the received part of its body.
 #[derive(Debug)]
 pub(crate) struct SharedBody {
     /// The head as it is stored.
     pub(crate) head: Parts,
     pub(crate) meta: ResponseMeta,
-    /// For how many seconds it will be fresh, if it will be stored.
+    /// For how many seconds the response will be fresh from its head on, if it will be stored.
     pub(crate) ttl: Option<u64>,
-    /// When its head was received.
+    /// When the head was received.
     pub(crate) came: Instant,
     /// The length of the complete body.
     pub(crate) length: u64,

@@ -22,7 +22,7 @@ use crate::loader::LoadResult;
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, Unstored, ms};
 
-/// A longer failure is sent to other processes without its body.
+/// The longest failure, in bytes, that is sent to other processes with its body.
 const LONGEST_FAILURE: usize = 64 * 1024;
 
 /// The stored response that a load is to replace.
@@ -42,7 +42,8 @@ impl StoredResponseToReplace {
         Some(Self { entry, meta, response, is_served })
     }
 
-    /// Until when it may be served instead of a failure status: `stale_on_disconnect` applies only if there is no answer.
+    /// Until when it may be served instead of a failure status, by `stale_if_error` alone: `stale_on_disconnect` applies only if there is
+    /// no answer.
     pub(crate) fn errors_until(&self) -> u64 {
         // Compute it, as `lifetimes` does, from fixed fields: each failure rewrites the entry's own times.
         let ResponseMeta { age, terms, .. } = &self.meta;
@@ -52,7 +53,7 @@ impl StoredResponseToReplace {
         self.entry.stored_at.saturating_add(ms(window))
     }
 
-    /// The position of its content in the whole.
+    /// The position of its content in the whole; `None` for an empty whole, and for a status other than 200 or 206.
     fn part(&self) -> Option<Part> {
         let length = self.response.body.len() as u64;
         let is_whole = self.response.status == StatusCode::OK && length > 0;
@@ -71,9 +72,9 @@ pub(crate) struct StoreCandidate {
     variant: Option<Box<VariantId>>,
     /// Whether it was already older than its stated lifetime when its head was received.
     pub(crate) is_too_old: bool,
-    /// Its age when its head was received (RFC 9111, 4.2.3).
+    /// The response's age when its head was received (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
-    /// When its head was received.
+    /// When its head was received, for measuring how much older it has become.
     came: Instant,
     now: SystemTime,
 }
@@ -130,7 +131,7 @@ impl StoreCandidate {
         self.storing.as_ref().and(self.variant.as_deref())
     }
 
-    /// Whether later requests find it.
+    /// Whether the response will be stored, so that later requests find it.
     pub(crate) fn is_stored(&self) -> bool {
         self.storing.is_some()
     }
@@ -167,7 +168,7 @@ impl StoreCandidate {
         }
     }
 
-    /// Shares it with waiters only.
+    /// Makes it a response that is shared with waiters only, and not stored.
     pub(crate) fn not_stored(&mut self) {
         self.storing = None;
     }
@@ -223,7 +224,7 @@ impl StoreCandidate {
         let lifetimes =
             self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &meta));
         let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), Vec::new());
-        // A body with a content coding does not become shorter.
+        // A body with a content coding is compressed already, so LZ4 would not make it shorter.
         let is_packed = self.storing.is_some() && !is_encoded(&self.head.headers);
         let packed = Packed::of(&payload, if is_packed { policy.compress_from } else { usize::MAX });
         LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
@@ -256,8 +257,8 @@ impl StoreCandidate {
         Some(self.with_part_in_head(all, content.into()))
     }
 
-    /// Whether this part must not replace the stored response: that is a whole, and it is served to other requests or can
-    /// be validated. It cannot be validated if the part proves that the representation has changed.
+    /// Whether this part must not replace the stored response, because the stored response is a whole that is served to other requests or
+    /// can be validated. It cannot be validated if the part proves that the representation has changed.
     fn must_not_replace(&self, stored: &StoredResponseToReplace) -> bool {
         let headers = &stored.response.headers;
         let can_be_validated =
@@ -265,7 +266,7 @@ impl StoreCandidate {
         stored.meta.part.is_none() && (stored.is_served || can_be_validated())
     }
 
-    /// Describes the part in the head, or makes it the head of the whole.
+    /// Makes the head that of a 206 with this part, or, if the part is the whole, that of a 200.
     fn with_part_in_head(&mut self, part: Part, body: Bytes) -> (Option<Part>, Bytes) {
         part.write(&mut self.head.headers);
         if !part.is_whole() {
@@ -282,8 +283,8 @@ fn variant(variant: &Option<Box<VariantId>>) -> Option<(&Names, Fingerprint)> {
     variant.as_ref().map(|variant| (&variant.names, variant.variant.fingerprint))
 }
 
-/// How long a response may be served and stored. Its windows are shortened by the time for which it was already
-/// stale when its head was received.
+/// How long a response may be served and stored from now on. Its stale windows are shortened by the time for which it is already
+/// stale.
 fn lifetimes(storing: &StoreDecision, meta: &ResponseMeta) -> Lifetimes {
     let terms = &storing.terms;
     let stays_for = storing.keep_for.saturating_sub(storing.fresh_for());

@@ -54,9 +54,9 @@ pub(super) struct ResponseCommit {
     pub(crate) fwd: Fwd,
     /// The time from the request to the head.
     pub(crate) delay: Duration,
-    /// When the head came.
+    /// When the head was received, by the wall clock.
     pub(crate) now: SystemTime,
-    /// `None` once the client was answered.
+    /// Sends the answer to the client of this request; `None` once that was done.
     pub(crate) client: Option<OwnSender<ClientAnswer>>,
     pub(crate) delivery: Delivery,
 }
@@ -168,8 +168,8 @@ impl ResponseCommit {
         Some(Box::new(VariantId { generation, names: names.clone(), variant }))
     }
 
-    /// Invalidates the resource if the response names other `Vary` headers than its known variants. Later requests
-    /// then do not find the variants under the old names.
+    /// If a response that would be stored names other `Vary` headers than the known variants of its resource, invalidates the
+    /// resource and does not store the response. Later requests then do not find the variants under the old names.
     pub(crate) async fn invalidate_if_names_changed(&mut self, candidate: &mut StoreCandidate) {
         let varies_otherwise =
             self.load_request.variant.get().is_some_and(|slot| candidate.names() != Some(&slot.names));
@@ -190,17 +190,17 @@ impl ResponseCommit {
         result: LoadResult,
         release: impl FnOnce(&mut Self) + Send + 'static,
     ) -> LoadOutput {
-        // Its body is not needed during the commit.
+        // Free the stored response's body, which the commit does not need.
         self.previous = None;
         std::mem::take(&mut self.delivery).after_commit(result, move || release(&mut self))
     }
 
-    /// Until when the stored response may be served instead of a failure status.
+    /// Until when the stored response may be served instead of a failure status; without one, `u64::MAX`.
     pub(crate) fn errors_until(&self) -> u64 {
         self.previous.as_ref().map_or(u64::MAX, StoredResponseToReplace::errors_until)
     }
 
-    /// Answers the client. One that has left does not stop the load.
+    /// Answers the client, unless it was answered before. A client that has left does not stop the load.
     pub(crate) fn send(&mut self, answer: ClientAnswer) {
         if let Some(client) = self.client.take() {
             let _ = client.send(answer);
@@ -208,7 +208,7 @@ impl ResponseCommit {
     }
 }
 
-/// Warns the operator: this resource is not protected at all.
+/// Warns the operator of a body that is too long to share: the guard does not protect this resource at all.
 fn too_big(state: &GuardState, load_request: &LoadRequest, policy: &Policy, length: u64) {
     let (key, max_body) = (&load_request.resource, policy.max_body);
     warn_if!(
@@ -221,7 +221,7 @@ fn too_big(state: &GuardState, load_request: &LoadRequest, policy: &Policy, leng
     );
 }
 
-/// Warns the operator: by its own lifetime this resource is never fresh.
+/// Warns the operator of a response that was older than its lifetime when it was received: by that lifetime, this resource is never fresh.
 fn too_old(state: &GuardState, load_request: &LoadRequest, age: Duration) {
     let key = &load_request.resource;
     warn_if!(
@@ -235,10 +235,11 @@ fn too_old(state: &GuardState, load_request: &LoadRequest, age: Duration) {
 }
 
 impl ResponseCommit {
-    /// Shares a response: sends it to its own client at once, and to the others when it is complete.
+    /// Shares a response: its own client receives it at once, and waiters when it is complete, or while it is received if they may
+    /// read along.
     pub(crate) async fn response(mut self, response: Response<UpstreamBody>, until: Instant) -> LoadOutput {
         let (head, body) = response.into_parts();
-        // An invalid length is not shared.
+        // A response with an invalid length is not shared: `candidate` refuses it.
         let expected = content_length(&head.headers).ok().flatten();
         let mut candidate = match self.candidate(&head, body.size()) {
             Ok(candidate) => candidate,
@@ -320,7 +321,7 @@ impl ResponseCommit {
             Teed::TooSlow => {
                 self.answer(unsent, CacheStatus::unstored(self.fwd, Some("not-stored")));
                 self.side_commit.leave().await;
-                // A body without an end yet counts as a load that takes too long.
+                // A body that has not ended by now counts as a load that takes too long.
                 let unstored = Unstored::Failure { before: self.errors_until() };
                 LoadResult::Uncacheable { unstored, mark: true }.into()
             }
@@ -433,15 +434,15 @@ pub(super) type ClientAnswer = Result<Response<GuardedBody>, UpstreamError>;
 /// The request for which a response is loaded.
 pub(crate) struct LoadRequest {
     pub(crate) demands: RequestDemands,
-    /// The headers as they came.
+    /// The request's headers with the client's own conditions. (Cookies that affect no response are removed from a GET before.)
     pub(crate) headers: HeaderMap,
     pub(crate) resource: Key,
-    /// The key of its variant, if it differs from the resource's key.
+    /// The key of the request's variant, once a look-up has shown that it is not the resource's key.
     pub(crate) variant: OnceLock<VariantSlot>,
     state: Mutex<LoadState>,
 }
 
-/// The state of a load, as far as its request is concerned.
+/// What changes about a [`LoadRequest`] while it is handled.
 #[derive(Default)]
 pub(super) struct LoadState {
     pub(super) purpose: Purpose,
@@ -456,16 +457,16 @@ pub(crate) enum Purpose {
     /// The client waits for the answer.
     #[default]
     Answer,
-    /// As [`Answer`](Self::Answer); a look-up for the request failed or was skipped.
+    /// The client waits for the answer, and the look-up for its request failed or was skipped.
     AnswerUnread,
     /// The client has its answer; the load refreshes the stored response for all clients.
     Refresh,
 }
 
-/// The progress of the request.
+/// How far the request has come: whether it was forwarded, and whether its answer is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// It was not forwarded.
+    /// The request was not forwarded.
     #[default]
     Waiting,
     Forwarded,
@@ -482,12 +483,12 @@ impl LoadRequest {
         lock(&self.state)
     }
 
-    /// The key of its resource or variant.
+    /// The key of the request's variant, if it has a key of its own, else that of the resource.
     pub(crate) fn key(&self) -> &Key {
         self.variant.get().map_or(&self.resource, |slot| &slot.key)
     }
 
-    /// Whether a part is loaded.
+    /// Whether the load is for a part of the content: the request has a range, and the load is not a refresh for all clients.
     pub(crate) fn is_part(&self) -> bool {
         self.demands.ranged && self.state().purpose != Purpose::Refresh
     }

@@ -1,4 +1,4 @@
-//! One request through the layer.
+//! The way of one request through the layer.
 //!
 //! - A hit: `consider` (`http_rules/request.rs`) computes the key, [`look`] reads the entry, and `answer.rs` makes the response from it.
 //! - A miss: [`MissHandler`] joins the flight or leads it. `load.rs` runs a leader's request, `commit.rs` decides at the head which
@@ -50,9 +50,9 @@ use crate::read_through::outside::{Audit, run_alone};
 use crate::store::StoreError;
 use crate::value::entry::Encoding;
 
-/// One request after step 1.
+/// How one request continues after step 1.
 pub(super) enum Exchange {
-    /// A hit from memory.
+    /// It is answered from memory.
     Hit(Response<GuardedBody>),
     LookUp(LookUp),
     Forward(StampedeGuard, Forward),
@@ -61,7 +61,7 @@ pub(super) enum Exchange {
 /// Why a request goes to the inner service without a look-up.
 pub(super) enum Forward {
     SwitchedOff(Key),
-    /// The guard runs beside the inner service.
+    /// Shadow mode: the inner service answers, and the guard runs beside it.
     Shadow(Key),
     Forbidden(Rule),
 }
@@ -83,7 +83,7 @@ impl Exchange {
             }
             separate_key(&guard, key, demands, head);
             if *is_get && !demands.directives.only_if_cached {
-                // Only a hit that is the stored response itself can be compared, and not a part or a confirmation.
+                // An audit can only compare a hit that is the whole stored response, not a part of it or a 304.
                 audits = !demands.conditional && !demands.ranged && policy.audit.is_due();
                 if !audits && let Some(response) = hit_at_once(&guard, key, demands, head) {
                     return Self::Hit(response);
@@ -140,7 +140,8 @@ impl Exchange {
     }
 }
 
-/// A future with its own `poll`. Named here, that function is compiled in this crate; an `await` would compile it for each inner service.
+/// A future and its `poll` function. Because this crate names the function, it is compiled once, here; an `await` in the generic caller
+/// would compile it for each inner service.
 struct PrecompiledFuture<F: Future> {
     future: F,
     poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
@@ -160,15 +161,15 @@ pub(super) struct LookUp {
     guard: StampedeGuard,
     key: Key,
     demands: RequestDemands,
-    /// Whether it joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
+    /// Whether the request joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
     may_load: bool,
-    /// Whether to audit a hit.
+    /// Whether the hit is audited, if the look-up finds one.
     audits: bool,
 }
 
 /// A request that its look-up has not answered.
 enum Unanswered<'a> {
-    /// The response is a hit, which is to be audited.
+    /// This hit goes to the client, and is then audited.
     Audit(Response<GuardedBody>),
     /// The layer was added twice, or the handler requests its own URL: the outer layer does the work.
     Nested,
@@ -215,7 +216,7 @@ impl LookUp {
         PrecompiledFuture { future, poll: Future::poll }
     }
 
-    /// The outcome for a request that may load.
+    /// What follows from the look-up of a request that may load.
     fn after_look<'a>(&'a self, lookup: Lookup<'a, StoredAnswer>) -> AfterLookUp<'a> {
         let (replay, outcome) = match lookup {
             Lookup::LocalHit(StoredAnswer::Response(replay)) => (replay, Outcome::LocalHit),
@@ -236,7 +237,7 @@ impl LookUp {
         }
     }
 
-    /// The outcome for a request that leads no flight.
+    /// What follows from the look-up of a request that leads no flight.
     fn after_peek(
         &self,
         found: Result<Option<StoredAnswer>, StoreError>,
@@ -305,7 +306,7 @@ impl UpstreamRequest {
                 });
             }
             Forward::Forbidden(Rule::Method) => return Box::pin(self.unsafely(guard)),
-            // Another protocol: no log line and no `Cache-Status`.
+            // An upgrade to another protocol gets no log line and no `Cache-Status`.
             Forward::Forbidden(Rule::Upgrade) => None,
             Forward::Forbidden(rule) => {
                 observe::log_decision("not looked up", &rule);
@@ -347,7 +348,7 @@ impl UpstreamRequest {
             ControlFlow::Break(answered) => return answered,
             ControlFlow::Continue(elsewhere) => elsewhere,
         };
-        // Cannot fail: no other code sets it.
+        // This cannot fail, because no other code sets the variant of this request.
         let _ = load_request.variant.set(*slot);
         let call = Call { state, policy, key: load_request.key() };
         let lookup = look(call, &handler.wants(CacheStatus::hit)).await;
@@ -398,7 +399,7 @@ impl UpstreamRequest {
     }
 }
 
-/// A hit from memory. Runs before any future is built.
+/// The answer from this process's memory, if a copy may answer the request. Called before any future is built.
 fn hit_at_once(
     guard: &StampedeGuard,
     key: &Key,
@@ -416,7 +417,7 @@ fn hit_at_once(
             guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
             Some(with_key(guard, key, replay.respond(http, Outcome::LocalHit)))
         }
-        // Another variant has its own key, and its look-up needs a future.
+        // The request's variant has another key, and looking that up needs a future.
         StoredAnswer::Incoming(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
     }
 }
@@ -438,15 +439,15 @@ pub(super) fn separate_key(
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
         for target in sent_target(head) {
-            // No line of a report begins like this.
+            // No line of a report begins with `/` or is empty, so a target is never mistaken for a part of a report.
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
     }
     *key = key.of_report(&Fingerprint::of(&distinction).half());
 }
 
-/// The answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response without content has no length (8.6).
-/// Each other one has exactly one, but an older version of this crate may have stored two.
+/// Makes a replay the answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response that has no content by its
+/// status gets no length (8.6). Any other gets exactly one, because an older version of this crate may have stored two.
 fn without_body(replay: &mut Replay) {
     if !has_no_content(replay.response.status()) {
         let length = HeaderValue::from(replay.response.body().len());
@@ -471,7 +472,8 @@ impl<'a> MissHandler<'a> {
         ResponseReader { demands, headers, http: &self.guard.parts().1.http, resource, status }
     }
 
-    /// Steps 3 to 8 at one key. Goes on with its loader at another key if the stored response is another variant than this request's.
+    /// Steps 3 to 8 at one key. Returns the loader and another key to continue with if the stored response is another variant than this
+    /// request's.
     async fn answer(
         &mut self,
         lookup: Lookup<'_, StoredAnswer>,
@@ -497,7 +499,7 @@ impl<'a> MissHandler<'a> {
             (StoredAnswer::NotForThis, Some(loader)) => {
                 self.alone(loader, CacheStatus::bypass("credentials")).await
             }
-            // The loader was used by the flight, and its result does not suit this request.
+            // A flight has used the loader, and the flight's result does not suit this request.
             (StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis, None) => match self.own.take() {
                 Some(answer) => {
                     self.guard.count_answer(key, Outcome::Led);
@@ -508,7 +510,7 @@ impl<'a> MissHandler<'a> {
         })
     }
 
-    /// A hit, and the loader if no refresh uses it.
+    /// The value of a hit, and this request's loader unless a refresh uses it.
     fn hit(
         &self,
         value: StoredAnswer,
@@ -530,7 +532,8 @@ impl<'a> MissHandler<'a> {
         }
     }
 
-    /// What a flight has for this request, and the loader if the flight has not used it; or the answer of this request's own load.
+    /// What a flight has for this request, and the loader if the flight has not used it. Breaks with this request's answer, if its own load
+    /// or a failure gives it one.
     async fn miss(
         &mut self,
         caller: CallState<'_>,
@@ -570,7 +573,7 @@ impl<'a> MissHandler<'a> {
         })
     }
 
-    /// Steps 3 to 8 if nothing usable is stored.
+    /// Steps 3 to 8 of a request for which nothing usable is stored. Marks a stale answer with the load that failed.
     async fn load(
         &mut self,
         caller: CallState<'_>,
@@ -582,7 +585,7 @@ impl<'a> MissHandler<'a> {
         let wants = self.wants(CacheStatus::collapsed);
         let mut loaded = caller.load(&wants, loader, &mut self.own).await;
         if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
-            // If its loader was not used, the request waited for another request's load.
+            // If this request's loader was not used, the request waited for another request's load.
             let progress = self.load_request.state().progress;
             let stand_in = match (loader, progress) {
                 (Some(_), _) => Some(StandIn::Collapsed),
@@ -603,7 +606,7 @@ impl<'a> MissHandler<'a> {
         let answer = match run_alone(Call { state, policy, key }, loader, &mut self.own).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(failure)) => return Ok(failed(self.guard, key, failure)),
-            // Unwinds this request's task, as without the guard.
+            // A panic of the handler unwinds this request's task, as it would without the guard.
             Err(panic) => resume_unwind(panic),
         };
         self.guard.count_answer(key, Outcome::Bypassed);
@@ -637,7 +640,7 @@ fn failed(guard: &StampedeGuard, key: &Key, failure: Failure) -> Response<Guarde
     failed_answer(&guard.parts().1.http, status, detail, text)
 }
 
-/// The whole body, if it is not longer than `max_body`.
+/// The whole body; `None` if it is longer than `max_body`, or fails.
 async fn whole(mut body: UpstreamBody, max_body: usize) -> Option<Bytes> {
     let mut whole = BytesMut::new();
     while let Some(frame) = poll_fn(|cx| body.as_mut().poll_bytes(cx)).await {
@@ -651,8 +654,8 @@ async fn whole(mut body: UpstreamBody, max_body: usize) -> Option<Bytes> {
     Some(whole.freeze())
 }
 
-/// One limit for all guards of the process, which are usually behind the same layers. Not one of the node's limits:
-/// this warning would be due with every request, and would suppress all others.
+/// The limit on [`warn_of_body`]: one for all guards of the process, which are usually behind the same layers. It shares no limit with
+/// other warnings: this one would be due with every request, and would suppress the others.
 static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
 /// Warns about a GET or HEAD that bypasses the cache because of its body. If no header announces a body, most likely
@@ -677,8 +680,8 @@ mod tests {
 
     use super::*;
 
-    /// Each hit allocates this future. It contains one read of Redis (1.6 KB) and the answer; all other branches are boxed
-    /// separately.
+    /// Each hit that is not from memory allocates this future, so it must stay small: it contains one read of Redis (1.6 KB) and the
+    /// answer, and all other branches are boxed separately.
     #[tokio::test]
     async fn the_future_of_a_hit_is_small() {
         let mut head = Request::get("http://h/").body(()).expect("a request");
@@ -708,7 +711,7 @@ mod body_warning_tests {
 
     use crate::guard::StampedeGuard;
 
-    /// Counts warnings of this module.
+    /// A subscriber that counts the warnings of the HTTP layer.
     #[derive(Clone, Default)]
     struct Warnings(Arc<AtomicUsize>);
 
@@ -723,7 +726,7 @@ mod body_warning_tests {
 
     type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-    /// A single test, because the process has only one rate limit.
+    /// A single test, because all tests of the process would share the rate limit of the warning.
     #[tokio::test(start_paused = true)]
     async fn a_wrapped_body_bypasses_and_warns_at_a_limited_rate() {
         let warnings = Warnings::default();

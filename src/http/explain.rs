@@ -18,7 +18,7 @@ use crate::key::CacheKey;
 
 /// Explains whether a policy stores a response to a request, for how long, and why.
 ///
-/// Stores and sends nothing. The rules are those of the layer, except those that depend on a body (one over
+/// Stores and sends nothing. The rules are those of the layer, except those that depend on a body (a response over
 /// [`max_body`](crate::PolicyBuilder::max_body), a request with content that no header announces): bodies are not
 /// examined. The response counts as received at its `Date`, else now.
 ///
@@ -119,17 +119,17 @@ pub struct Decision {
     /// For how long it is served without a new request to the inner service. `None`: as long as
     /// [`fresh_for`](crate::PolicyBuilder::fresh_for) of the policy; zero if it is not stored.
     pub fresh_for: Option<Duration>,
-    /// For how long after that it is served while it is validated (RFC 5861, 3).
+    /// For how long after [`fresh_for`](Self::fresh_for) it is served while it is validated (RFC 5861, 3).
     pub stale_while_revalidate: Duration,
-    /// For how long after that it is served instead of a failure (RFC 5861, 4).
+    /// For how long after [`fresh_for`](Self::fresh_for) it is served instead of a failure (RFC 5861, 4).
     pub stale_if_error: Duration,
-    /// For how long after that it is served while the inner service cannot be reached.
+    /// For how long after [`fresh_for`](Self::fresh_for) it is served while the inner service cannot be reached.
     pub stale_on_disconnect: Duration,
     /// Whether it is validated each time before it is served (`no-cache`).
     pub validated_always: bool,
     /// Request headers that distinguish its variants.
     pub varies_on: Vec<HeaderName>,
-    /// The rule that decided, as a token.
+    /// The token of the rule that decided, as in `Cache-Status`.
     pub rule: &'static str,
     /// The specification of that rule.
     pub section: &'static str,
@@ -153,7 +153,7 @@ impl Decision {
     }
 }
 
-/// `not stored: private (RFC 9111, 5.2.2.7)`
+/// Writes the outcome and its rule, such as `not stored: private (RFC 9111, 5.2.2.7)`.
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.key.is_some(), self.stored, self.fresh_for) {

@@ -83,7 +83,7 @@ pub(super) fn loader(
     (loader, answer)
 }
 
-/// What a response with this status says about the origin, for an adaptive limit of loads.
+/// How a load with this response has ended, for an adaptive limit of loads.
 fn end_of(status: StatusCode) -> LoadEnd {
     match status {
         StatusCode::TOO_MANY_REQUESTS => LoadEnd::Refused,
@@ -92,12 +92,12 @@ fn end_of(status: StatusCode) -> LoadEnd {
     }
 }
 
-/// The result of a call that failed.
+/// The result of a load for which the inner service returned an error instead of a response.
 fn no_answer(error: &UpstreamError) -> LoadResult {
     LoadResult::failed(Failure::with_text(failure_text(error)))
 }
 
-/// Counts a response that reports a failure of the origin. The client receives it like any other.
+/// Counts a 5xx of the origin as a failed load. The client receives it like any other response.
 fn count_error<B>(policy: &Policy, response: &Response<B>) {
     if response.status().is_server_error() {
         policy.count(Count::load_errors);
@@ -123,8 +123,8 @@ impl ResponseCommit {
         }
         count_error(&self.policy, &response);
         let stands_in = self.stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
-        // Do not store: under the earlier generation the response would hide the other variants, or make invalidated
-        // ones findable again.
+        // If the generation is unknown, do not store the response: under the earlier generation it would hide the other variants,
+        // or make invalidated variants findable again.
         if self.mode == LeaseState::Leased && self.renew_generation().await.is_err() {
             self.mode = LeaseState::Unleased;
         }
@@ -137,8 +137,9 @@ impl ResponseCommit {
         LoadOutput { end, ..output }
     }
 
-    /// Sends the request with the guard's conditions; and again, without any, if the answer is about another response. Returns
-    /// whether the first answer said "not modified" about another response than the stored one.
+    /// Sends the request with the guard's conditions. If the answer is a 304 about another response than the stored one, sends the request
+    /// again without conditions, if it can be copied and its response is stored under the key of its flight. Also returns whether the
+    /// first answer was such a 304.
     async fn forward(&mut self, mut request: UpstreamRequest) -> (UpstreamResponse, bool) {
         let again = self.stored_whole().and_then(|_| request.copy());
         self.put_conditions(request.head.headers_mut());
@@ -190,8 +191,8 @@ impl ResponseCommit {
     /// not join this load.
     async fn fail(mut self, error: UpstreamError) -> LoadOutput {
         self.side_commit.leave().await;
-        // If the stale response ends this flight, its client gets the stale response instead of the error. A
-        // client that refuses stale responses gets the error here.
+        // If the flight ends with the stale response, the client of this load gets that response instead of the error.
+        // A client that refuses stale responses gets the error here.
         let now = self.state.store.now();
         let stale_ends_flight =
             self.previous.as_ref().is_some_and(|stored| stored.entry.expiry.stands_in(now));
@@ -211,7 +212,7 @@ impl ResponseCommit {
         self.stored_variant().filter(|stored| stored.meta.part.is_none() && !self.load_request.is_part())
     }
 
-    /// Whether the stored response is served instead (RFC 5861, 4).
+    /// Whether the stored response is served instead of this failure (RFC 5861, 4).
     fn stands_in(&self, failed: LoadFailure) -> bool {
         self.stored_variant().is_some_and(|stored| {
             let (age, terms) = stored.meta.at(&stored.entry, self.state.store.now());
@@ -251,7 +252,8 @@ impl ResponseCommit {
         }
     }
 
-    /// Stores and answers with the stored response, with the head that this 304 gives it (RFC 9111, 4.3.4).
+    /// Handles a 304 that confirms the stored response (RFC 9111, 4.3.4): updates its head by that of the 304, stores it again, and
+    /// answers with it.
     async fn validated(
         mut self,
         mut confirmation: Response<UpstreamBody>,
@@ -299,7 +301,7 @@ impl ResponseCommit {
 
     /// Handles a 304 that does not refer to the stored response (RFC 9111, 4.3.4): answers with the stale response if
     /// `stands_in`, else with a 502. Invalidates the stored response, and one of the waiters loads the whole. (The
-    /// request cannot be sent again: either it already was, or its body went with the first call.)
+    /// request is not sent again: it already was, its body went with the first call, or it has a side commit.)
     async fn contradicted(mut self, stands_in: bool) -> LoadOutput {
         self.side_commit.leave().await;
         let Self { load_request, state, policy, .. } = &self;

@@ -36,7 +36,9 @@
 //!
 //! # Keys
 //!
-//! Scheme, authority, path and query, byte for byte. **The authority is the client's `Host`**: a service that is
+//! A key is scheme, authority, path and query. A request that spells its path or query differently from the normal form
+//! (RFC 3986, 6.2.2) has a separate key, which an invalidation under the normal form reaches too, because a router may
+//! answer `/p` and `/%70` differently. **The authority is the client's `Host`**: a service that is
 //! called by three names or ports loads three times, and invalidating a page needs the visitors' `Host`, unless the
 //! policy names [one authority](HttpPolicy::authority) for all keys. A request with the scheme's default port, or an
 //! empty port, in `Host` bypasses the cache. Servers see requests without a scheme: see
@@ -215,14 +217,14 @@
 //! body was complete, so that is the server's own time-out), if it states its lifetime, or if its status is stored
 //! without a stated lifetime (200, 203, 204, 300, 301, 308, 404, 410). **With any other status each waiter loads
 //! for itself**, at once: a 302 or a 201 may concern only the request that it answers, and for ten seconds no
-//! request queues. Statuses that concern one request or one client (400 to 403, 406, 407, 411 to 413, 415 to 417,
-//! 421, 425, 426, 428, 429, 431, 511) leave no such mark, so later requests queue again.
+//! request queues. Statuses that concern one request or one client (400 to 403, 405 to 407, 411 to 417, 421, 425, 426,
+//! 428, 429, 431, 511) leave no such mark, so later requests queue again.
 //!
 //! 425, 428, 429, 431 and 511 **are never stored or shared**, whatever their `Cache-Control` (RFC 6585, 3 to 6; RFC
 //! 8470, 5.2). A limiter per client answers 429. A limiter for the server as a whole answers 503: it goes to all
 //! waiters, and the origin is not called again for each of them.
 //!
-//! **A 504 depends on the bound, not on the service.** A `GET` that takes longer than `load_timeout` is 504 to its
+//! **A 504 depends on `load_timeout`, not on the service.** A `GET` that takes longer than `load_timeout` is 504 to its
 //! own client too, while the same request with a cookie, which bypasses the guard, has no such bound and succeeds.
 //! Raise `load_timeout` for routes that are slow by nature, or exclude them from look-ups with [`HttpPolicy::key`].
 //!
@@ -258,8 +260,8 @@
 //!
 //! A response with neither `Date` nor `Age` was made in this process, and its lifetime begins when its head comes,
 //! however long its handler took. For any other response the time in transit counts too (RFC 9111, 4.2.3). A
-//! response that is already older than its lifetime when its head comes is marked `detail=too-old`, and the first one
-//! is logged as a warning.
+//! response that is already older than its lifetime when its head comes is marked `detail=too-old`, and the first such
+//! response is logged as a warning.
 //!
 //! # Examples
 //!
@@ -315,8 +317,8 @@ use crate::key::CacheKey;
 
 impl StampedeGuard {
     /// The key under which this guard, as an HTTP layer with its policy, stores the response to a GET with this
-    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` for a request that would bypass the
-    /// cache, for example with credentials: pass a request as clients send it. `Host` is part of the key, unless
+    /// request's URI and headers, for [`invalidate`](Self::invalidate). `None` if such a GET would bypass the
+    /// cache, for example because of credentials: pass a request as clients send it. `Host` is part of the key, unless
     /// the policy names [one authority](HttpPolicy::authority) for all keys: then
     /// [`invalidate_path`](Self::invalidate_path) needs no request.
     ///
@@ -395,8 +397,8 @@ fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidation {
     })
 }
 
-/// The keys and tags to invalidate for this resource. With the tag of its path this includes its own entry: a process without
-/// [`path_tags`](HttpPolicy::path_tags) stores it without the tag.
+/// The key to invalidate for this resource, and the tag of its path if the policy sets path tags. The key is needed beside the tag: a
+/// process without [`path_tags`](HttpPolicy::path_tags) stores the entry without the tag.
 fn stored(guard: &StampedeGuard, key: CacheKey) -> Result<Vec<ChangeTarget>, Error> {
     let (state, policy) = guard.parts();
     let key = guard.key(key)?;

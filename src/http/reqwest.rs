@@ -91,7 +91,7 @@ impl StampedeGuard {
 ///
 /// # Cancel safety
 ///
-/// A request that is dropped ends no load.
+/// Dropping a request does not stop the load that it began or waits for.
 #[derive(Clone)]
 pub struct GuardMiddleware {
     service: Guarded<ReqwestService<ClientWithMiddleware>>,
@@ -99,9 +99,9 @@ pub struct GuardMiddleware {
 }
 
 impl GuardMiddleware {
-    /// Headers for each request that does not have them, as
-    /// [`reqwest::ClientBuilder::default_headers`](::reqwest::ClientBuilder::default_headers), but before the guard, which so
-    /// sees credentials and the headers that responses vary by.
+    /// Headers for each request that does not have them, as by
+    /// [`reqwest::ClientBuilder::default_headers`](::reqwest::ClientBuilder::default_headers). They are added before the guard, so
+    /// the guard sees credentials and the headers that responses vary by.
     ///
     /// # Examples
     ///
@@ -164,7 +164,7 @@ impl fmt::Debug for GuardMiddleware {
     }
 }
 
-/// Written out, because a macro would be one more dependency.
+/// Written out as the macro `async_trait` would write it, because that macro would be one more dependency.
 impl Middleware for GuardMiddleware {
     fn handle<'life0, 'life1, 'life2, 'future>(
         &'life0 self,
@@ -225,7 +225,7 @@ impl<C> ReqwestService<C>
 where
     C: Service<reqwest::Request, Response = reqwest::Response> + fmt::Debug,
 {
-    /// The client as a service.
+    /// Makes a service of the client, unless the client adds headers that the guard would have to see.
     ///
     /// # Errors
     ///
@@ -346,7 +346,7 @@ fn all_but_harmless(mut printed_map: &str) -> Option<String> {
         }
         let field = printed(printed_map)
             .and_then(|(name, rest)| Some((name.trim_matches('"'), printed(rest.strip_prefix(": ")?)?)));
-        // A backslash at the end of a value looks like one that escapes the quote.
+        // The map cannot be read, so refuse the client: a backslash at the end of a value looks like one that escapes the quote.
         let Some((name, (value, rest))) = field else { return Some("default headers".to_owned()) };
         // `Accept: */*` means the same as none (RFC 9110, 12.5.1).
         if name != "user-agent" && (name, value) != ("accept", "\"*/*\"") {

@@ -53,11 +53,11 @@ pub trait HttpService<Q>:
         Future = <Self as HttpService<Q>>::Pending,
     >
 {
-    /// The body of its responses.
+    /// The body of the service's responses.
     type Body;
-    /// Its error.
+    /// The error of the service.
     type Failure;
-    /// Its future.
+    /// The future of the service's response.
     type Pending: Future<Output = Result<Response<Self::Body>, Self::Failure>>;
 }
 
@@ -131,7 +131,7 @@ impl<E: 'static> Future for GuardedFuture<E> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = match &mut self.answer {
-            // A second poll after the end stays pending.
+            // A poll after the response was returned stays pending.
             PendingAnswer::Hit(response) => {
                 return response.take().map_or(Poll::Pending, |response| Poll::Ready(Ok(response)));
             }
@@ -139,7 +139,7 @@ impl<E: 'static> Future for GuardedFuture<E> {
         };
         Poll::Ready(answer.or_else(|error| match error.of_type() {
             Some(error) => Err(error),
-            // The inner service has no other type of errors.
+            // Does not happen: the inner service's only type of error is `E`.
             None => Ok(load_failed()),
         }))
     }

@@ -42,7 +42,8 @@ pub(crate) struct SideLease {
 }
 
 impl SideCommit {
-    /// Takes the lease before the load begins, so that a response that an invalidation overtakes is not stored.
+    /// Takes the lease of `key`, if it is free. A caller that takes it before its load begins does not store a response that an
+    /// invalidation has overtaken.
     ///
     /// `rejected` is the stored entry that the response replaces.
     pub(crate) async fn begin(
@@ -63,9 +64,9 @@ impl SideCommit {
         Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged }))
     }
 
-    /// Stores the response if it is allowed. The result shares it with the waiters of its own flight only if the
+    /// Stores the response if that is allowed. The result shares the response with the waiters of its own flight only if the
     /// lease proves that no invalidation intervened: a waiter may have come after an invalidation that this flight
-    /// does not see. A failure is always shared.
+    /// does not see. A failure is always shared. With [`No`](Self::No) the result is unchanged.
     pub(crate) async fn store(&mut self, result: LoadResult, is_failure: bool) -> LoadResult {
         match (std::mem::take(self), result) {
             (Self::No, result) => result,
@@ -83,7 +84,7 @@ impl SideCommit {
         }
     }
 
-    /// Stores nothing, and releases the lease for another load.
+    /// Stores nothing, and releases the lease, if there is one, for another load.
     pub(crate) async fn leave(&mut self) {
         if let Self::Granted(granted) = std::mem::take(self)
             && let Some(lease) = granted.lease.take().await
@@ -112,7 +113,7 @@ impl SideLease {
         let (kind, validator, tags) = (EntryKind::Value, Box::default(), TagList::new(&tagged));
         let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
         let prolong = async {
-            // If this fails, the entry becomes a miss too early.
+            // If this fails, a tag's id ends before the entry does, and the entry is a miss from then on.
             if let Some(life) = policy.longer_tag_life(lifetimes) {
                 let tags = tagged.into_iter().map(|tagged| tagged.tag).collect();
                 if state.tagged(tags, life, policy.command_timeout).await.is_err() {
@@ -162,14 +163,14 @@ impl RenewedLease {
     }
 }
 
-/// A result for waiters only, or for no other caller if it is not `shared`.
+/// A result that is not stored under the flight's key: if it is `shared`, its waiters receive it, otherwise only the client that loaded it.
 fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
     if !shared {
         return LoadResult::says_nothing();
     }
     let (packed, lifetimes, validator, tags) =
         (Packed::default(), Lifetimes::default(), Bytes::new(), Vec::new());
-    // No entry is stored under the key of this flight.
+    // `SaysNothing` has no effect here: no entry is stored under the key of this flight.
     let (status_only, unstored) = (None, Unstored::SaysNothing);
     LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
 }

@@ -166,7 +166,7 @@ impl StoredResponse {
     pub(crate) fn new(head: &Parts, now: SystemTime, body: Bytes, trailers: Option<HeaderMap>) -> Self {
         let mut headers = HeaderMap::with_capacity(head.headers.len().min(MOST_HEADERS) + 1);
         for (name, value) in storable(&head.headers).take(MOST_HEADERS + 1) {
-            // Far below the size at which `append` would panic; one more than `encode` accepts.
+            // `append` panics only at a far larger size. One field more than `encode` accepts is enough for it to refuse the response.
             headers.append(name, value.clone());
         }
         say_length_once(&mut headers);
@@ -181,13 +181,13 @@ impl StoredResponse {
         Self { status: head.status, version: head.version, headers, body, trailers }
     }
 
-    /// The bytes to store, after the metadata; `None` if the response must not or cannot be stored.
+    /// The payload to store: the metadata, then the response; `None` if the response must not or cannot be stored.
     pub(crate) fn encode(&self, meta: &ResponseMeta) -> Option<Bytes> {
         let no_trailers = HeaderMap::new();
         let trailers = self.trailers.as_deref().unwrap_or(&no_trailers);
         let all = || self.headers.iter().chain(trailers);
         let section = section(all()).filter(|_| self.is_sound())?;
-        // An upper bound: numbered names are not written.
+        // An upper bound of the length, because numbered names are not written.
         let room = section + 4 * (self.headers.len() + trailers.len());
         let mut out = BytesMut::with_capacity(FIXED + FIXED_OF_ENCODING + room + self.body.len());
         meta.encode(&mut out)?;
@@ -197,7 +197,7 @@ impl StoredResponse {
         out.put_u16_le(self.status.as_u16());
         out.put_u16_le(self.headers.len() as u16);
         out.put_u16_le(if self.trailers.is_some() { trailers.len() as u16 } else { NO_TRAILERS });
-        // Filled in when the fields are written.
+        // The length of the fields, filled in once they are written.
         out.put_u32_le(0);
         for (name, value) in all() {
             let number = NAMES.iter().position(|known| known == name);
@@ -310,7 +310,7 @@ pub(crate) fn are_sound_trailers(trailers: &HeaderMap) -> bool {
     trailers.iter().all(|(name, value)| is_sound(name, value, None))
 }
 
-/// Whether each member of a `Content-Length` is the body's `length` (RFC 9110, 8.6). Never in trailers, which have no `length` (6.5.1).
+/// Whether each member of a `Content-Length` is the body's `length` (RFC 9110, 8.6). False in trailers, which have no `length` (6.5.1).
 ///
 /// RFC 9112, 6.3: another length would desynchronize the messages of the connection.
 fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
@@ -321,7 +321,7 @@ fn promises(value: &HeaderValue, length: Option<u64>) -> bool {
         && (is_length(line) || line.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).all(is_length))
 }
 
-/// Reads fields from `raw[at..end]`.
+/// Reads header fields from `raw[at..end]`.
 struct HeaderFields<'a> {
     raw: &'a Bytes,
     at: usize,
@@ -403,13 +403,13 @@ const PART: u8 = 16;
 const VARIES: u8 = 32;
 const LANGUAGE: u8 = 64;
 
-/// Metadata stored with a response.
+/// The metadata that is stored with a response: its age, its terms, and which part and variant it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ResponseMeta {
     pub(crate) terms: ReuseTerms,
-    /// Its age when it was stored (RFC 9111, 4.2.3).
+    /// The response's age when it was stored (RFC 9111, 4.2.3).
     pub(crate) age: Duration,
-    /// Which part of the whole its content is; `None` for the whole.
+    /// Which part of the whole the response's content is; `None` for the whole.
     pub(crate) part: Option<Part>,
     /// Boxed, because most resources have no variants.
     pub(crate) variant: Option<Box<VariantId>>,
@@ -426,7 +426,7 @@ pub(crate) struct VariantId {
 }
 
 impl ResponseMeta {
-    /// For a response that is shared with waiters at this age, and not stored.
+    /// The metadata of a response that is shared with waiters at this age, and not stored.
     pub(crate) fn shared_only(says_shared: bool, age: Duration, variant: Option<Box<VariantId>>) -> Self {
         let terms = ReuseTerms {
             lifetime: Duration::ZERO,
@@ -446,8 +446,8 @@ impl ResponseMeta {
         })
     }
 
-    /// Its age now (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which may be
-    /// jittered or ended.
+    /// The response's age at `now` (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which is
+    /// shorter if it was jittered or ended early.
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, ReuseTerms) {
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
         let entry_lifetime = Duration::from_millis(entry.expiry.fresh_until.saturating_sub(entry.stored_at));
@@ -474,7 +474,7 @@ impl ResponseMeta {
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
-        // Filled in when the rest is written.
+        // The length of the metadata, filled in once the rest is written.
         out.put_u16_le(0);
         let windows = [stale.while_revalidate, stale.if_error, stale.on_disconnect];
         for time in [self.age, lifetime].into_iter().chain(windows) {

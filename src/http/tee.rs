@@ -26,7 +26,7 @@ const MOST_CHUNKS: usize = 64 * 1024;
 /// Beyond [`MOST_CHUNKS`], chunks are joined to pieces of at least this size before they are passed on.
 const LEAST_PIECE: usize = 4 * 1024;
 
-/// How a body ended.
+/// How [`tee`] ended.
 pub(super) enum Teed {
     /// The body is complete. The client waits for its end.
     Whole { body: Bytes, trailers: Option<HeaderMap>, finish: Finish },
@@ -34,7 +34,7 @@ pub(super) enum Teed {
     /// the pace of the inner service. If the client has left, the rest was dropped. (A body with other readers is within
     /// the bound, and continues for all of them.)
     TooBig { length: u64 },
-    /// Like `TooBig`, for a body that took too long.
+    /// The body was not complete in time. As with `TooBig`, the client polls the rest itself.
     TooSlow,
     /// It failed, or is not as long as its head says. The client waits for the error itself; this is the error's
     /// text.
@@ -44,11 +44,11 @@ pub(super) enum Teed {
 /// Sends the client the end of its response. Dropping it does the same, so that the client is answered even if the
 /// commit failed or panicked.
 pub(crate) struct Finish {
-    /// Only `drop` takes it.
+    /// `None` only while it is dropped: `drop` takes the end to send it.
     end: Option<WithheldEnd>,
 }
 
-/// The withheld bytes, and the end that follows them: trailers, or an error.
+/// The client's stream, the withheld bytes, and the end that follows them: trailers, if any, or an error.
 type WithheldEnd = (StreamSender, Bytes, Result<Option<Box<HeaderMap>>, BoxError>);
 
 impl Finish {
@@ -165,7 +165,7 @@ struct BufferedBody {
 }
 
 impl BufferedBody {
-    /// Buffers the body and passes it on, until it ends in one of these ways.
+    /// Buffers the body and passes it on until it ends, fails, or exceeds the bound or the deadline.
     async fn read(&mut self, mut body: Pin<&mut dyn InnerBody>, mut deadline: Pin<&mut Sleep>) -> ReadEnd {
         loop {
             // Flush withheld data only if it must wait: so the client receives a slow body without delay, and a fast one in
@@ -190,7 +190,7 @@ impl BufferedBody {
         }
     }
 
-    /// Adds a frame and passes it on. Returns the end of the reading, if it is this frame.
+    /// Adds a frame and passes it on. Returns why the reading ends, if it ends with this frame.
     fn add(&mut self, frame: Frame<Bytes>) -> Option<ReadEnd> {
         // Data after trailers could only be stored in another order (RFC 9110, 6.5).
         if self.trailers.is_some() {
@@ -321,12 +321,12 @@ impl ChunkMerger {
     }
 }
 
-/// A single chunk is the body; several are copied together, once.
+/// The body from its chunks: a single chunk is not copied, several are copied together once.
 fn whole(mut chunks: Vec<Bytes>, length: u64) -> Bytes {
     if chunks.len() == 1 {
         return chunks.pop().unwrap_or_default();
     }
-    // At most `max_body`, so it fits a `usize`.
+    // The length is at most `max_body`, so it fits a `usize`.
     let mut body = BytesMut::with_capacity(length as usize);
     for chunk in &chunks {
         body.extend_from_slice(chunk);

@@ -65,7 +65,7 @@ impl UpstreamRequest {
         Ok(response)
     }
 
-    /// A POST whose answer may represent what a GET would return (RFC 9110, 9.3.3).
+    /// Forwards a POST, and stores its answer if that represents what a GET would return (RFC 9110, 9.3.3).
     async fn post(
         self,
         guard: &StampedeGuard,
@@ -104,7 +104,7 @@ impl UpstreamRequest {
         let until = sent_at + policy.load_timeout;
         let running = state.tasks.enter();
         let commit_task = async move {
-            // Take the lease only now: during the POST, a GET of the resource would wait for it.
+            // Take the lease only after the response: during the POST, a GET of the resource would wait for that lease.
             if is_stored && !commit.state.is_closed() {
                 commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, None).await;
             }
@@ -118,7 +118,7 @@ impl UpstreamRequest {
         Ok(answer)
     }
 
-    /// A HEAD that the store does not answer.
+    /// Forwards a HEAD that the store does not answer, and updates the stored response by its answer.
     pub(super) async fn head(
         self,
         guard: &StampedeGuard,
@@ -213,7 +213,8 @@ async fn update_by_head(
     }
 }
 
-/// The response to an unsafe request. If there is none, invalidates its target: the change may have been made.
+/// Sends an unsafe request and returns its response. If there is none, invalidates the request's target: the origin may have made the
+/// change.
 async fn send_unsafe(
     guard: &StampedeGuard,
     mut request: UpstreamRequest,
@@ -234,7 +235,7 @@ async fn send_unsafe(
 /// soon. Without this wait, any client could force reloads by disconnecting.
 const LATE_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The most late answers that are awaited at once. Beyond it, the target is invalidated immediately.
+/// The most late answers that are awaited at once. Beyond this number, the target of an abandoned request is invalidated immediately.
 const MOST_LATE_ANSWERS: usize = 1_000;
 
 /// An unsafe request that was sent. If it is dropped without a response (its client disconnected, or the inner service
@@ -243,7 +244,7 @@ const MOST_LATE_ANSWERS: usize = 1_000;
 struct UnsafeRequest<'a> {
     guard: &'a StampedeGuard,
     changed: &'a ChangedResources,
-    /// The call, until its response is there.
+    /// The call to the inner service, until its response is there.
     pending_call: Option<BoxFuture<UpstreamResponse>>,
 }
 
@@ -310,7 +311,7 @@ fn begin_to_send(guard: &StampedeGuard, invalidation: Invalidation) -> Option<Jo
     Some(tokio::spawn(sending.in_current_span()))
 }
 
-/// Warns once per outage, because each unsafe request fails alike.
+/// Warns that responses that an unsafe request has changed are still stored: once per outage, because all invalidations fail alike.
 fn still_stored(state: &GuardState, error: impl fmt::Display) {
     warn_if!(log::HTTP, state.http.invalidation_log.goes_on(), %error, "what an unsafe request has changed is still stored");
 }

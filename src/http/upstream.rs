@@ -24,10 +24,10 @@ pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A request without its body, which stays with the inner service.
 pub(super) type RequestHead = Request<()>;
 
-/// What the inner service answers.
+/// What the inner service returns: a response, or its error.
 pub(super) type UpstreamResponse = Result<Response<UpstreamBody>, UpstreamError>;
 
-/// A body of the inner service, which may be half read.
+/// A response body of the inner service, of which a part may be read already.
 pub(super) type UpstreamBody = Pin<Box<dyn InnerBody>>;
 
 /// An inner service, and the body of one request to it.
@@ -37,8 +37,8 @@ pub(super) trait Upstream: Send {
     /// Calls the service, which must be ready.
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse>;
 
-    /// The same service for a request with an empty body, if the body's type has a known empty value: that of axum's requests
-    /// does, with the feature `axum`.
+    /// The same service for a request with an empty body. `None` unless the guard can make an empty body of this type: it can with the
+    /// feature `axum` for axum's bodies.
     fn without_body(&self) -> Option<Box<dyn Upstream>>;
 }
 
@@ -70,7 +70,7 @@ impl UpstreamRequest {
     }
 }
 
-/// An [`Upstream`] before its types are erased.
+/// An [`Upstream`] with the application's types: those of its service and of its request's body.
 pub(super) struct ServiceCall<S, Q> {
     pub(super) service: S,
     pub(super) body: Q,
@@ -94,7 +94,7 @@ where
         let response = service.call(head.map(|()| body));
         Box::pin(async move {
             let response = response.await;
-            // The last handle of a service may end its worker.
+            // Keep this handle until the response is there: dropping the last handle of a service may end its worker.
             drop(service);
             match response {
                 Ok(response) => Ok(response.map(|body| Box::pin(body) as UpstreamBody)),

@@ -29,9 +29,9 @@ pub(crate) const LONGEST_SECONDS: u64 = 1 << 31;
 pub(crate) enum DirectiveScope {
     #[default]
     Absent,
-    /// Applies to the whole response.
+    /// The directive applies to the whole response.
     Whole,
-    /// Applies to these fields only. Never empty.
+    /// The directive applies to these fields only, of which there is at least one.
     Listed(Vec<HeaderName>),
 }
 
@@ -45,7 +45,7 @@ impl DirectiveScope {
         if let Self::Listed(names) = self { names } else { &[] }
     }
 
-    /// Adds one more occurrence, with its field names, or `None` if it applies to the whole response.
+    /// Adds one more occurrence of the directive: with the field names that it lists, or `None` if it applies to the whole response.
     fn add(&mut self, names: Option<Vec<HeaderName>>) {
         match (&mut *self, names) {
             (Self::Listed(known), Some(names)) => known.extend(names),
@@ -54,7 +54,7 @@ impl DirectiveScope {
         }
     }
 
-    /// The names in a list; `None` if it is no list of names.
+    /// The names in a list; `None` if the list is empty, or a member is not a header name.
     fn names(list: &[u8]) -> Option<Vec<HeaderName>> {
         let names: Vec<_> = members(list)
             .filter(|name| !name.is_empty())
@@ -75,13 +75,13 @@ pub(crate) struct CacheControl {
     pub(crate) proxy_revalidate: bool,
     pub(crate) must_understand: bool,
     pub(crate) immutable: bool,
-    /// Seconds. An argument that is not a number counts as 0: stale (RFC 9111, 4.2.1).
+    /// In seconds. An argument that is not a number counts as 0, so the response is stale (RFC 9111, 4.2.1).
     pub(crate) max_age: Option<u64>,
-    /// Seconds, as `max_age`.
+    /// In seconds, read like `max_age`.
     pub(crate) s_maxage: Option<u64>,
-    /// Seconds, as `max_age` (RFC 5861, 3).
+    /// In seconds, read like `max_age` (RFC 5861, 3).
     pub(crate) stale_while_revalidate: Option<u64>,
-    /// Seconds, as `max_age` (RFC 5861, 4).
+    /// In seconds, read like `max_age` (RFC 5861, 4).
     pub(crate) stale_if_error: Option<u64>,
     /// Whether the response explicitly allows shared caches to reuse it: `public`, `s-maxage` or `must-revalidate`,
     /// spelled exactly as in the grammar (RFC 9111, 3.5).
@@ -98,10 +98,10 @@ impl CacheControl {
         all
     }
 
-    /// One occurrence of a repeated flag is enough; of repeated numbers the smallest counts (RFC 9111, 4.2.1: "the
-    /// most restrictive").
+    /// Adds a directive. One occurrence of a flag is enough; if a directive with a number is repeated, the smallest number
+    /// counts (RFC 9111, 4.2.1: "the most restrictive").
     fn add(&mut self, directive: &Directive<'_>) {
-        // An argument that is not a number counts as 0, that is stale.
+        // An argument that is not a number counts as 0, which makes the response stale.
         let number = directive.number();
         let seconds = number.unwrap_or(0);
         let is_plain_flag = directive.is_plain_flag();
@@ -139,11 +139,11 @@ pub(crate) struct RequestDirectives {
     pub(crate) no_store: bool,
     pub(crate) no_cache: bool,
     pub(crate) only_if_cached: bool,
-    /// Seconds. An argument that is not a number counts as 0: nothing stored is young enough.
+    /// In seconds. An argument that is not a number counts as 0, so only a response of age 0 is young enough.
     pub(crate) max_age: Option<u64>,
-    /// Seconds. An argument that is not a number is ignored.
+    /// In seconds; 0 without the directive. An argument that is not a number is ignored.
     pub(crate) min_fresh: u64,
-    /// Seconds; unlimited without an argument. An argument that is not a number counts as 0.
+    /// In seconds; without an argument, [`LONGEST_SECONDS`]. An argument that is not a number counts as 0.
     pub(crate) max_stale: Option<u64>,
 }
 
@@ -168,13 +168,13 @@ impl RequestDirectives {
     }
 }
 
-/// One member of the list.
+/// One directive of a `Cache-Control` line.
 struct Directive<'a> {
-    /// Trimmed.
+    /// The name without surrounding white space.
     name: &'a [u8],
     argument: Option<&'a [u8]>,
-    /// Whether it is separated and spelled exactly as in the grammar. A restricting directive counts even if it is not;
-    /// a permitting one does not.
+    /// Whether the directive is separated and spelled exactly as in the grammar. One that restricts reuse counts even if it
+    /// is not; one that permits reuse does not.
     exact: bool,
 }
 
@@ -192,7 +192,7 @@ impl Directive<'_> {
         delta_seconds(unquoted(self.argument.filter(|_| self.exact)?))
     }
 
-    /// The fields to which it is limited, likewise.
+    /// The fields to which the directive is limited, if its argument is spelled exactly as in the grammar.
     fn names(&self) -> Option<Vec<HeaderName>> {
         DirectiveScope::names(unquoted(self.argument.filter(|_| self.exact)?))
     }
@@ -255,7 +255,7 @@ fn unquoted(argument: &[u8]) -> &[u8] {
     argument.strip_prefix(b"\"").and_then(|text| text.strip_suffix(b"\"")).unwrap_or(argument)
 }
 
-/// Digits only, saturating (RFC 9111, 1.2.2).
+/// A number of seconds in digits only; a larger one counts as [`LONGEST_SECONDS`] (RFC 9111, 1.2.2).
 pub(crate) fn delta_seconds(digits: &[u8]) -> Option<u64> {
     number(digits).map(|seconds| seconds.min(LONGEST_SECONDS))
 }
@@ -266,7 +266,7 @@ fn smallest(slot: &mut Option<u64>, seconds: u64) {
 
 pub(crate) const CDN_CACHE_CONTROL: &str = "cdn-cache-control";
 
-/// The directives of the field, if it is there, valid and not empty (RFC 9213, 2.1).
+/// The directives of `CDN-Cache-Control`, if that field is present, valid and not empty (RFC 9213, 2.1).
 pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
     let mut lines = headers.get_all(CDN_CACHE_CONTROL).iter();
     // A field on several lines is one dictionary (RFC 8941, 4.2).
@@ -280,9 +280,8 @@ pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
     members.directives().filter(|_| !members.0.is_empty())
 }
 
-/// The members by name; the last one of a name counts (RFC 8941, 4.2.2). Parameters have no meaning (RFC 9213,
-/// 2.1).
-/// An inner list is no value.
+/// The members of `CDN-Cache-Control` by name: of several members with one name the last counts (RFC 8941, 4.2.2).
+/// Parameters have no meaning (RFC 9213, 2.1). A member that is an inner list is `None`.
 #[derive(Debug, Default)]
 struct MemberValues(HashMap<String, Option<BareItem>>);
 
@@ -321,7 +320,7 @@ impl MemberValues {
     }
 }
 
-/// A negative number counts as 0: stale (RFC 9111, 4.2.1).
+/// A member's value as seconds; `None` unless it is an integer. A negative number counts as 0: stale (RFC 9111, 4.2.1).
 fn seconds(value: Option<&BareItem>) -> Option<u64> {
     let seconds = i64::from(value?.as_integer()?);
     Some(u64::try_from(seconds).unwrap_or(0).min(LONGEST_SECONDS))
@@ -357,7 +356,7 @@ impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
     }
 }
 
-/// Fills in the value of a member.
+/// Stores the value of one member in [`MemberValues`].
 struct MemberVisitor<'a>(&'a mut Option<BareItem>);
 
 impl<'de> EntryVisitor<'de> for MemberVisitor<'_> {

@@ -28,12 +28,12 @@ use super::fields::{
     remove_content_digests, single, split_once,
 };
 
-/// Whether a response can be validated.
+/// Whether a response can be validated: it has an entity tag, or a valid `Last-Modified`.
 pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
     etag(response).is_some() || date(response, &LAST_MODIFIED, now).is_some()
 }
 
-/// The entity tag; `None` if there are two.
+/// The entity tag of a response; `None` if it has no tag, an empty one, or several.
 fn etag(response: &HeaderMap) -> Option<&HeaderValue> {
     single(response, &ETAG).filter(|line| !line.is_empty())
 }
@@ -68,7 +68,7 @@ pub(crate) fn is_not_modified(
     received: SystemTime,
     now: SystemTime,
 ) -> bool {
-    // "One of its stored 200 (OK) or 206 (Partial Content) responses".
+    // RFC 9111, 4.3.2 allows this only for "one of its stored 200 (OK) or 206 (Partial Content) responses".
     if !matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
         return false;
     }
@@ -173,9 +173,9 @@ fn is_updated(update: &HeaderMap, name: &HeaderName) -> bool {
 pub(crate) enum HeadUpdate {
     /// It repeats a validator, so the representation is the same: [`freshened`] by this head.
     Freshen,
-    /// The representation has changed.
+    /// The representation has changed, so the stored response is outdated.
     Invalidate,
-    /// No effect.
+    /// The head proves nothing: the stored response stays as it is.
     Ignore,
 }
 
@@ -200,8 +200,8 @@ pub(crate) fn head_update(
     if !(same_tag && same_date && same_length) {
         return HeadUpdate::Invalidate;
     }
-    // Without a validator nothing confirms that the body is still the same, and any client could keep it fresh for
-    // ever by repeated HEADs.
+    // A head without a validator does not confirm that the body is still the same: any client could keep the stored
+    // response fresh for ever by repeated HEADs.
     let is_repeated = etag(head).is_some() || head.contains_key(LAST_MODIFIED);
     if is_repeated { HeadUpdate::Freshen } else { HeadUpdate::Ignore }
 }
@@ -263,7 +263,7 @@ fn last_modified_if_strong(stored: &HeaderMap, now: SystemTime) -> Option<System
 /// 9110, 14.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ByteRange {
-    /// From the first to the last byte, both inclusive; to the end without a last one.
+    /// From the first to the last byte, both inclusive; `None` is the end of the whole.
     From(u64, Option<u64>),
     /// This many bytes at the end.
     Last(u64),
@@ -272,11 +272,11 @@ pub(crate) enum ByteRange {
 /// The kind of answer to a request with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeAnswer {
-    /// 200, as if no range had been requested.
+    /// 200 with the whole, as if no range had been requested.
     Whole,
-    /// 206.
+    /// 206, with this part of the whole.
     Part(Part),
-    /// 416 (RFC 9110, 15.5.17).
+    /// 416: the whole has none of the requested bytes (RFC 9110, 15.5.17).
     Unsatisfiable,
 }
 
@@ -291,7 +291,7 @@ pub(crate) struct Part {
 }
 
 impl ByteRange {
-    /// The range of a request; `None` if a cache may ignore it.
+    /// The range of a request; `None` if the request has none, several, or an invalid one: a cache may ignore these.
     pub(crate) fn of(request: &HeaderMap) -> Option<Self> {
         let mut specs = specs(single(request, &RANGE)?.as_bytes())?;
         let (spec, None) = (specs.next()?, specs.next()) else { return None };
@@ -310,7 +310,7 @@ impl ByteRange {
         }
     }
 
-    /// The bytes of a whole with this length.
+    /// The answer to a request with this range, from a whole of this length.
     pub(crate) fn of_whole(self, length: u64) -> RangeAnswer {
         let first = match self {
             Self::From(first, _) => first,
@@ -351,14 +351,15 @@ pub(crate) fn is_range(range: &HeaderValue) -> bool {
     specs.peek().is_some() && specs.all(|spec| ByteRange::of_spec(spec).is_some())
 }
 
-/// The members of a set of byte ranges.
+/// The members of a set of byte ranges; `None` for a `Range` in another unit.
 fn specs(text: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let (unit, ranges) = split_once(text, b'=')?;
     let is_bytes = unit.trim_ascii().eq_ignore_ascii_case(b"bytes");
     is_bytes.then(|| members(ranges).filter(|spec| !spec.is_empty()))
 }
 
-/// How a stored 200 with this length answers a GET; without a `ByteRange` with the whole.
+/// How a stored 200 with this length answers a GET: with the whole, unless the GET has a single valid range and its
+/// `If-Range`, if any, matches.
 pub(crate) fn range_answer(
     request: &HeaderMap,
     stored: &HeaderMap,
@@ -376,7 +377,7 @@ pub(crate) fn if_range_holds(request: &HeaderMap, stored: &HeaderMap, now: Syste
     let Some(condition) = single(request, &IF_RANGE) else { return !request.contains_key(IF_RANGE) };
     let condition = condition.as_bytes();
     if condition.contains(&b'"') {
-        // The strong comparison.
+        // An entity tag, which is compared strongly.
         return is_strong(condition) && stored.get(ETAG).is_some_and(|etag| etag.as_bytes() == condition);
     }
     let Some(condition) = parse_date(condition, now) else { return false };
@@ -399,7 +400,7 @@ impl Part {
         Self::new(first, last, complete).filter(|_| unit.eq_ignore_ascii_case(b"bytes"))
     }
 
-    /// `None` for contradictory numbers.
+    /// The part from the byte `first` to `last` of `complete` bytes; `None` if these numbers contradict each other.
     pub(crate) fn new(first: u64, last: u64, complete: Option<u64>) -> Option<Self> {
         let is_sound = first <= last && complete.is_none_or(|complete| last < complete);
         is_sound.then_some(Self { first, last, complete })
@@ -407,8 +408,9 @@ impl Part {
 
     /// This part with the actual length of its content.
     ///
-    /// If the length contradicts the head, the content is not stored, except in strict mode. There the part begins where
-    /// the head says, and it ends the whole if the head says so: only the origin's arithmetic is wrong.
+    /// If the length contradicts the head, the result is `None` by default, and the content is not stored. In strict mode the
+    /// part then begins where the head says, and it reaches the end of the whole if the head says so: only the origin's
+    /// arithmetic is wrong.
     pub(crate) fn with_content(self, length: u64, strict: bool) -> Option<Self> {
         let last = self.first.checked_add(length.checked_sub(1)?)?;
         if last == self.last {
@@ -426,7 +428,7 @@ impl Part {
         self.first == 0 && self.complete.is_some_and(|complete| complete - 1 == self.last)
     }
 
-    /// How many bytes it has; never zero.
+    /// How many bytes the part has; never zero.
     pub(crate) fn length(&self) -> u64 {
         (self.last - self.first).saturating_add(1)
     }
@@ -438,8 +440,8 @@ impl Part {
         Some(start..start.checked_add(length)?)
     }
 
-    /// Both as one part, if they touch or overlap and agree about the length of the whole (RFC 9110, 15.3.7.3).
-    /// The caller checks that they belong to one representation.
+    /// Both parts as one, if they touch or overlap and do not disagree about the length of the whole (RFC 9110, 15.3.7.3).
+    /// The caller has checked that they belong to one representation.
     fn joined(&self, other: &Self) -> Option<Self> {
         let touch = |end: u64, start: u64| end.checked_add(1).is_none_or(|after| start <= after);
         if !touch(self.last, other.first) || !touch(other.last, self.first) {

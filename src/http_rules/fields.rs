@@ -9,11 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http_body::SizeHint;
 
-/// A `Content-Length` that is not a number, or several that differ.
+/// The error of a head whose `Content-Length` is not a number, or that states several lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unsound;
 
-/// The length in the head (RFC 9110, 8.6: a repeated value counts once).
+/// The length that `Content-Length` states, if the field is present. Repeating the same value is allowed (RFC 9110, 8.6).
 pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Unsound> {
     let mut length = None;
     for line in headers.get_all(header::CONTENT_LENGTH) {
@@ -33,7 +33,7 @@ pub(crate) fn least_length(content_length: Option<u64>, body: &SizeHint) -> u64 
     body.lower().max(content_length.unwrap_or(0))
 }
 
-/// Replaces a repeated length by a single one (RFC 9110, 8.6). hyper sends no head with two lines of it.
+/// Replaces a repeated `Content-Length` by a single value (RFC 9110, 8.6): hyper sends no head with two lines of this field.
 pub(crate) fn say_length_once(headers: &mut HeaderMap) {
     let lines = headers.get_all(header::CONTENT_LENGTH).iter();
     let count: usize = lines.map(|line| members(line.as_bytes()).count()).sum();
@@ -49,13 +49,14 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
     codings(headers).next().is_some()
 }
 
-/// The codings of the content.
+/// The codings that `Content-Encoding` lists, without `identity`.
 pub(crate) fn codings(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let all = headers.get_all(header::CONTENT_ENCODING).iter().flat_map(|line| members(line.as_bytes()));
     all.filter(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case(b"identity"))
 }
 
-/// Digests of the content of one message (RFC 9530, 2; RFC 1864), not of the representation, as `Repr-Digest` is.
+/// Fields with a digest of the content of one message (RFC 9530, 2; RFC 1864). `Repr-Digest` is not among them: it is a digest of the
+/// representation.
 const CONTENT_DIGESTS: [&str; 2] = [CONTENT_DIGEST, "content-md5"];
 pub(crate) const CONTENT_DIGEST: &str = "content-digest";
 
@@ -63,7 +64,7 @@ pub(crate) fn is_content_digest(name: &HeaderName) -> bool {
     CONTENT_DIGESTS.contains(&name.as_str())
 }
 
-/// For a head whose content is replaced.
+/// Removes the digests from a head whose content is replaced: they would not match the new content.
 pub(crate) fn remove_content_digests(headers: &mut HeaderMap) {
     for name in CONTENT_DIGESTS {
         headers.remove(name);
@@ -95,8 +96,8 @@ pub(crate) fn is_of_this_hop(headers: &HeaderMap, name: &HeaderName) -> bool {
     is_hop_by_hop(name) || headers.get_all(header::CONNECTION).iter().any(named)
 }
 
-/// The headers that are stored, in order: none of one hop, none that `Connection` lists, and no `Age`, which is
-/// stored as a number and grows.
+/// The headers that are stored, in their order: all but hop-by-hop headers, those that `Connection` lists, and `Age`, which
+/// is stored as a number and grows.
 pub(crate) fn storable(headers: &HeaderMap) -> impl Iterator<Item = (&HeaderName, &HeaderValue)> {
     headers.iter().filter(|(name, _)| **name != header::AGE && !is_of_this_hop(headers, name))
 }
@@ -111,13 +112,13 @@ pub(crate) fn members(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|&byte| byte == b',').map(<[u8]>::trim_ascii)
 }
 
-/// The text before and after the first such byte.
+/// The texts before and after the first byte that equals `at`; `None` if there is no such byte.
 pub(crate) fn split_once(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     let index = text.iter().position(|&byte| byte == at)?;
     Some((&text[..index], &text[index + 1..]))
 }
 
-/// The only line of a field; `None` if there are several.
+/// The only line of a field; `None` if the field has no line, or several.
 pub(crate) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
     let mut lines = headers.get_all(name).iter();
     lines.next().filter(|_| lines.next().is_none())
@@ -135,13 +136,13 @@ pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Durati
     number(text).map(Duration::from_secs).or_else(|| parse_date(text, now).map(until))
 }
 
-/// Digits only; a number that overflows counts as the largest.
+/// The number in `digits`, which must be digits only; one that overflows counts as the largest.
 pub(crate) fn number(digits: &[u8]) -> Option<u64> {
     let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
     is_number.then(|| exact_number(digits).unwrap_or(u64::MAX))
 }
 
-/// Digits only, of a number that does not overflow.
+/// The number in `digits`, which must be digits only; `None` if it overflows.
 pub(crate) fn exact_number(digits: &[u8]) -> Option<u64> {
     // `parse` alone would accept a sign.
     std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?.parse().ok()
@@ -157,7 +158,7 @@ pub(crate) fn parse_date(text: &[u8], now: SystemTime) -> Option<SystemTime> {
 /// `Sun, 06 Nov 1994 08:49:37 GMT`, `Sunday, 06-Nov-94 08:49:37 GMT` and `Sun Nov  6 08:49:37 1994`, in the letters of `strftime`.
 const DATE_FORMATS: [&[u8]; 3] = [b"%a, %d %b %Y %T GMT", b"%A, %d-%b-%y %T GMT", b"%a %b %e %T %Y"];
 
-/// The date in this format, as seconds since 1970.
+/// Reads a date in this format, as seconds since 1970.
 fn seconds_of(text: &[u8], format: &[u8], now: SystemTime) -> Option<i64> {
     let mut at = Cursor(text);
     let (mut year, mut month, mut day, mut of_day, mut has_century) = (0, 0, 0, 0, true);
@@ -208,7 +209,7 @@ impl Cursor<'_> {
         Some(())
     }
 
-    /// The index of the name that comes next.
+    /// Reads one of `names`, and returns its index.
     fn name(&mut self, names: &[&[u8]]) -> Option<usize> {
         names.iter().position(|name| self.literal(name).is_some())
     }
@@ -220,7 +221,7 @@ impl Cursor<'_> {
             .try_fold(0, |sum, digit| digit.is_ascii_digit().then(|| sum * 10 + i64::from(digit - b'0')))
     }
 
-    /// `08:49:37`, as seconds of the day.
+    /// Reads a time such as `08:49:37`, as seconds of the day.
     fn time(&mut self) -> Option<i64> {
         let hour = self.number(2)?;
         self.literal(b":")?;
@@ -232,7 +233,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Seconds since 1970; `None` for a day that the calendar does not have.
+/// The date and the second of the day, as seconds since 1970; `None` for a day that the calendar does not have.
 fn seconds(year: i64, month: i64, day: i64, of_day: i64) -> Option<i64> {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     let days = match month {

@@ -12,8 +12,8 @@ use super::request_settings::{CookieNames, CredentialRule};
 use super::settings::HttpPolicy;
 use crate::setting::{self, FileValue, Setting, Table, Value, choices, setting};
 
-/// The settings, in the order in which they are applied: the others change the policy of this `kind`, and the list of
-/// credentials is replaced before single headers are added to it.
+/// The settings, in the order in which they are applied: `kind` is first, because it replaces the policy that the others
+/// change, and the list of credentials is replaced before single headers are added to it.
 static SETTINGS: &Table<HttpPolicy> = &[
     Setting {
         name: "kind",
@@ -137,14 +137,14 @@ fn report(report: &[u8]) -> Value {
     Value::Table(headers.into_iter().map(|(name, values)| (name, Value::List(values))).collect())
 }
 
-/// Whether these credentials are shared. `None` if reading this value back would change another setting: `false` adds a
-/// header to the list of credentials, which may omit it on purpose.
+/// Whether responses to these credentials are shared, as a value for the file. `None` if reading this value back would
+/// change another setting: `false` adds a header to the list of credentials, which may omit it on purpose.
 fn shares(http: &HttpPolicy, rule: CredentialRule, set: fn(HttpPolicy, bool) -> HttpPolicy) -> Option<Value> {
     let is_shared = rule != CredentialRule::Never;
     (set(http.clone(), is_shared) == *http).then_some(Value::Truth(is_shared))
 }
 
-/// As a part of a policy.
+/// The HTTP settings as one setting in the file of a policy.
 impl FileValue for Arc<HttpPolicy> {
     fn read(value: Value) -> Result<Self, String> {
         setting::read_value(SETTINGS, value).map(Self::new)
@@ -168,7 +168,7 @@ impl HttpPolicy {
         (read == *self).then_some(value)
     }
 
-    /// Copies the settings that no file can hold: functions and types.
+    /// Copies from `other` the settings that no file can hold: functions and types.
     pub(crate) fn take_functions(&mut self, other: &Self) {
         self.requests.key.clone_from(&other.requests.key);
         self.requests.personal.clone_from(&other.requests.personal);

@@ -21,7 +21,7 @@ const LONGEST_GUESS: u64 = 86_400;
 /// The lifetime of a response, measured from when the origin generated it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lifetime {
-    /// This many seconds, by this rule.
+    /// An explicit lifetime of this many seconds, by this rule.
     Named(u64, Rule),
     /// No explicit lifetime; a tenth of the time since `Last-Modified`.
     Guessed(u64),
@@ -57,8 +57,8 @@ pub(crate) fn lifetime(
 
 /// Statuses that may get the policy's lifetime if the response states none.
 ///
-/// The heuristically cacheable ones, without those that depend on more than the URI (206) or that concern the
-/// request (405, 414, 501).
+/// These are the heuristically cacheable statuses, without the one that depends on more than the URI (206) and those that
+/// concern the request (405, 414, 501).
 pub(crate) fn may_have_default(status: StatusCode) -> bool {
     matches!(status.as_u16(), 200 | 203 | 204 | 300 | 301 | 308 | 404 | 410)
 }
@@ -162,20 +162,20 @@ pub(crate) struct ReuseTerms {
     pub(crate) revalidate_always: bool,
     /// `immutable`: a validation while it is fresh is useless (RFC 8246).
     pub(crate) immutable: bool,
-    /// Explicitly allows shared caches to reuse it (RFC 9111, 3.5).
+    /// Whether the response explicitly allows shared caches to reuse it (RFC 9111, 3.5).
     pub(crate) says_shared: bool,
 }
 
 /// For how long after its freshness a response may be served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StaleWindows {
-    /// While it is validated (RFC 5861, 3).
+    /// How long after its freshness a response is served while it is validated (RFC 5861, 3).
     pub(crate) while_revalidate: Duration,
-    /// Instead of a failure (RFC 5861, 4).
+    /// How long after its freshness a response is served instead of a failure (RFC 5861, 4).
     pub(crate) if_error: Duration,
-    /// Instead of no answer at all (RFC 9111, 4.2.4).
+    /// How long after its freshness a response is served if the inner service gives no answer at all (RFC 9111, 4.2.4).
     pub(crate) on_disconnect: Duration,
-    /// Whether a request may accept it stale by `max-stale` (RFC 9111, 5.2.1.2).
+    /// Whether a request may accept a stale response by `max-stale` (RFC 9111, 5.2.1.2).
     pub(crate) on_request: bool,
 }
 
@@ -216,14 +216,14 @@ pub(crate) enum Reuse {
     StaleWhileRevalidate,
     /// It is validated first.
     Revalidate,
-    /// It may not be served, and the request accepts nothing else: 504 (RFC 9111, 5.2.1.7).
+    /// It may not be served, and the request accepts only a stored response: 504 (RFC 9111, 5.2.1.7).
     OnlyIfCached,
-    /// It must not answer this kind of request: the inner service answers, and the stored response stays.
+    /// It must not answer a request with these credentials: the inner service answers, and the stored response stays.
     NotForThis,
 }
 
-/// The request's directives, without those that the policy ignores: each of these demands more than freshness, and so
-/// requires a load.
+/// The request's directives, without those that the policy ignores: the directives that demand more than freshness, by which
+/// clients force loads.
 fn directives(demands: &RequestDemands, policy: &HttpPolicy) -> RequestDirectives {
     let all = demands.directives;
     if policy.ignore_request_no_cache {
@@ -238,7 +238,8 @@ pub(crate) fn is_reload(demands: &RequestDemands, policy: &HttpPolicy) -> bool {
     no_cache || max_age.is_some() || min_fresh > 0
 }
 
-/// Decides from the request, the stored terms, and the response's age (`current_age` of RFC 9111, 4.2.3).
+/// How a stored response is used for a request: decided by the request's demands, the stored terms, and the response's age
+/// (`current_age` of RFC 9111, 4.2.3).
 pub(crate) fn reuse(
     demands: &RequestDemands,
     terms: &ReuseTerms,

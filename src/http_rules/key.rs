@@ -56,13 +56,13 @@ pub fn cache_key(uri: &Uri) -> Option<CacheKey> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KeyHeaders<'a> {
     pub(crate) host: Option<&'a HeaderValue>,
-    /// There are credentials that belong in the key.
+    /// Whether the request has credentials that belong in the key.
     pub(crate) credentials: bool,
 }
 
 impl<'a> KeyHeaders<'a> {
-    /// For a request that bypasses the cache, whatever its other headers are. `None` if it has several `Host` fields and
-    /// the policy names no authority.
+    /// The parts of a request that is not looked up, whose other headers need no check. `None` if it has several `Host`
+    /// fields and the policy names no authority.
     pub(crate) fn of(headers: &'a HeaderMap, rules: &RequestRules) -> Option<Self> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
@@ -153,7 +153,7 @@ impl<'a> TargetUri<'a> {
             }
             (Some(Some(named)), None | Some(Some(_))) => named,
             (None, Some(Some(host))) => host,
-            // Absent, or invalid.
+            // The authority is absent, or the URI or `Host` has an invalid one.
             _ => return Err(Rule::Host),
         };
         Ok(Self::at(head, authority, target, request))
@@ -188,7 +188,7 @@ impl<'a> TargetUri<'a> {
         Self { head, authority: lower_case(authority), path: normal_form(path_and_query(target)), rewritten }
     }
 
-    /// Whether the request spells a path differently from the normal form.
+    /// Whether the request spells one of its paths, or a query, differently from the normal form.
     fn is_other_form(&self) -> bool {
         let is_other = |path: &Cow<'_, str>| matches!(path, Cow::Owned(_));
         is_other(&self.path) || self.rewritten.as_ref().is_some_and(is_other)
@@ -208,7 +208,7 @@ impl<'a> TargetUri<'a> {
         join(self.head, &all)
     }
 
-    /// The absolute URI.
+    /// The target as an absolute URI, with its path in normal form.
     pub(crate) fn uri(&self) -> Option<Uri> {
         let scheme = if self.head.ends_with(":https") { "https" } else { "http" };
         Uri::builder().scheme(scheme).authority(&*self.authority).path_and_query(&*self.path).build().ok()
@@ -267,7 +267,7 @@ pub(crate) fn additions<B>(
     Ok(added)
 }
 
-/// The addition of the policy's hook.
+/// The addition to the key for this result of the policy's hook.
 pub(crate) fn addition(text: &str) -> String {
     format!("key={text}")
 }
@@ -305,7 +305,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     match port {
         None | Some("") => Some(host),
         Some(port) => {
-            // `parse` would accept a sign.
+            // `parse` alone would accept a sign.
             let number =
                 port.bytes().all(|byte| byte.is_ascii_digit()).then(|| port.parse::<u16>().ok())??;
             Some(if number == default_port { host } else { text })
@@ -313,7 +313,7 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     }
 }
 
-/// Whether the inner service sees this target, unchanged or without the prefixes that nesting removed.
+/// Whether the inner service sees this target, either unchanged or without the prefixes that nested routers removed.
 fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
     let uri = request.uri();
     std::ptr::eq(target, uri)
@@ -351,7 +351,7 @@ mod nesting {
         })
     }
 
-    /// The rest of a path after a prefix and one slash.
+    /// The rest of a path after a prefix and one slash; `None` if the path has another prefix.
     fn without<'p>(path: &'p str, prefix: &str) -> Option<&'p str> {
         let mut left = path;
         for pattern in prefix.strip_suffix('/').unwrap_or(prefix).split('/').skip(1) {
@@ -469,13 +469,13 @@ fn encoded(text: &str, component: u8) -> String {
 const UNRESERVED: u8 = 1;
 const IN_PATH: u8 = 2;
 const IN_QUERY: u8 = 4;
-/// In the text of a path and its query together.
+/// Needs no change anywhere in a text that is a path and its query.
 const PLAIN: u8 = 8;
-/// In a host name, where codes stay as they are.
+/// May occur in a host name. `%` is among these characters, because codes stay as they are there.
 const IN_HOST: u8 = 16;
 const EVERYWHERE: u8 = UNRESERVED | IN_PATH | IN_QUERY | PLAIN | IN_HOST;
 
-/// The components in which each character needs no encoding (RFC 3986, 2.3, 3.2.2, 3.3 and 3.4). A table, because every byte of
+/// The components of a URI in which each character needs no encoding (RFC 3986, 2.3, 3.2.2, 3.3 and 3.4). A table, because every byte of
 /// every request's target is checked.
 static ALLOWED: [u8; 256] = {
     let mut allowed = [0; 256];

@@ -44,37 +44,37 @@ macro_rules! rules {
 }
 
 rules! {
-    // Rules of requests: why one bypasses the cache.
-    /// Not a method that a cache answers.
+    // Rules of requests: why a request bypasses the cache.
+    /// The method is not one that a cache answers.
     Method: "method", "RFC 9111, 4";
     /// `Host` is not a single authority that can be a key.
     Host: "host", "RFC 9112, 3.2";
     Scheme: "scheme", "RFC 9110, 4.2";
-    /// The target has no path.
+    /// The request's target has no path.
     Target: "target", "RFC 9112, 3.2.3";
     /// The request has a body.
     Body: "body", "RFC 9110, 9.3.1";
-    /// A range in a unit other than bytes.
+    /// The request has a range in a unit other than bytes.
     Range: "range", "RFC 9110, 14.2";
     Upgrade: "upgrade", "RFC 9110, 7.8";
     Expect: "expect", "RFC 9110, 10.1.1";
-    /// A precondition that only the origin may evaluate.
+    /// The request has a precondition that only the origin may evaluate.
     Conditional: "conditional", "RFC 9111, 4.3.2";
     Credentials: "credentials", "HttpPolicy::credential_headers";
-    /// An extension that the policy names.
+    /// The request has an extension that the policy declares as one client's.
     Extension: "extension", "HttpPolicy::personal_extension";
-    /// A header that `Connection` lists: it may select a key or variant, and a proxy would not forward it.
+    /// `Connection` lists a header: it may select a key or a variant, and a proxy would not forward it.
     Connection: "connection", "RFC 9110, 7.6.1";
     UnkeyedHeader: "unkeyed-header", "the guard's list of headers that change what is asked";
     RequestNoStore: "no-store", "RFC 9111, 5.2.1.5";
     /// The policy's hook excluded the request.
     KeyHook: "key", "HttpPolicy::key";
 
-    // Rules of responses: why one is not shared.
+    // Rules of responses: why a response is not shared.
     DoNotStore: "do-not-store", "the response's DoNotStore extension";
     NoStore: "no-store", "RFC 9111, 5.2.2.5";
     Private: "private", "RFC 9111, 5.2.2.7";
-    /// Each use needs a validation, which is impossible without a validator.
+    /// The response must be validated before each use, and has no validator.
     NoCache: "no-cache", "RFC 9111, 5.2.2.4";
     Targeted: "cdn-cache-control", "RFC 9213, 2.2";
     MustUnderstand: "must-understand", "RFC 9111, 5.2.2.3";
@@ -85,37 +85,37 @@ rules! {
     /// The request names unknown codings, and its response may be encoded for one of them.
     Coding: "accept-encoding", "RFC 9110, 12.5.3";
     Pragma: "pragma", "RFC 9111, 5.4";
-    /// The body has no end.
+    /// The body has no end, or may have none.
     EventStream: "event-stream", "the guard's rule for bodies without an end";
     SwitchedProtocol: "upgrade", "RFC 9110, 7.8";
     ContentLength: "content-length", "RFC 9110, 8.6";
     TooBig: "too-big", "PolicyBuilder::max_body";
-    /// Not a final response to the request, or one without a lifetime.
+    /// The status is that of no final response to the request; or the response states no lifetime, and its status gets none by default.
     Status: "status", "RFC 9111, 3";
-    /// A status that no cache may store, because it concerns one request or one client.
+    /// No cache may store this status, because it concerns one request or one client.
     Unstorable: "status", "RFC 6585, 3 to 6; RFC 8470, 5.2";
-    /// Stale when received, must be validated before reuse, and has no validator.
+    /// The response was stale when received, must be validated before reuse, and has no validator.
     MustRevalidate: "must-revalidate", "RFC 9111, 5.2.2.2";
-    /// The response to a POST that does not represent a GET's.
+    /// The response to a POST does not represent what a GET of its target would return.
     Post: "method", "RFC 9110, 9.3.3";
 
-    // Rules of responses: for how long one is stored.
+    // Rules of responses: for how long a response is stored.
     SharedMaxAge: "s-maxage", "RFC 9111, 5.2.2.10";
     MaxAge: "max-age", "RFC 9111, 5.2.2.1";
     Expires: "expires", "RFC 9111, 5.3";
     Heuristic: "heuristic", "RFC 9111, 4.2.2";
     Default: "default", "PolicyBuilder::fresh_for";
-    /// Stored only to be validated, because it states no lifetime.
+    /// The response is stored only to be validated, because it states no lifetime.
     Unnamed: "no-lifetime", "RFC 9111, 4.2";
-    /// A failure goes to waiters and is not stored.
+    /// The response is a failure: it goes to waiters and is not stored.
     ServerError: "server-error", "the guard's rule for failures";
-    /// It states no lifetime above zero, and has no validator.
+    /// The response states no lifetime above zero, and has no validator.
     Stale: "stale", "RFC 9111, 4.2";
-    /// It was older than its stated lifetime when it was received.
+    /// The response was older than its stated lifetime when it was received.
     TooOld: "too-old", "RFC 9111, 4.2";
 }
 
-/// `no-store (RFC 9111, 5.2.2.5)`
+/// Writes the token and the specification: `no-store (RFC 9111, 5.2.2.5)`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.token(), self.section())

@@ -16,7 +16,7 @@ use super::request_settings::{CredentialRule, Heads, RequestRules, is_forwarding
 use super::vary::may_be_misread;
 use crate::key::CacheKey;
 
-/// A request that may use the cache: its key, and its other demands.
+/// A request that may use the cache: its key, and its demands on the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConsideredRequest<K = CacheKey> {
     pub(crate) key: K,
@@ -31,7 +31,7 @@ pub(crate) struct RequestDemands {
     pub(crate) directives: RequestDirectives,
     /// Has `Authorization`, and uses the cache if the response allows it (RFC 9111, 3.5).
     pub(crate) authorized: bool,
-    /// Has `Cookie`, likewise.
+    /// Has `Cookie`, and uses the cache if the response allows it.
     pub(crate) has_cookie: bool,
     /// Has `If-None-Match` or `If-Modified-Since`, which a cache evaluates (RFC 9111, 4.3.2).
     pub(crate) conditional: bool,
@@ -39,7 +39,7 @@ pub(crate) struct RequestDemands {
     pub(crate) ranged: bool,
     /// Has a header in which proxies report a host, port, scheme or prefix.
     pub(crate) forwarded: bool,
-    /// Has cookies, none of which matter.
+    /// Has cookies, but none of those that affect responses.
     pub(crate) other_cookies: bool,
     /// Spells its path or query differently from the normal form.
     pub(crate) other_form: bool,
@@ -115,14 +115,14 @@ pub(crate) fn consider_post<B>(
     Ok((ConsideredRequest { key, is_get: false, demands }, uri))
 }
 
-/// Whether a request may come with content.
+/// What it means that a request announces content: a GET or HEAD then bypasses the cache, while a POST is expected to have some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Bypasses,
     Expected,
 }
 
-/// Examines every header once.
+/// Examines every header once: what the key needs, and the demands; otherwise the rule by which a header forbids the cache.
 pub(crate) fn examine<'a>(
     headers: &'a HeaderMap,
     rules: &RequestRules,
@@ -186,16 +186,16 @@ impl<'a> ExaminedHeaders<'a> {
             "range" => return Some(Rule::Range),
             // A proxy would not forward such a header to the inner service, but a key and `Vary` would see it.
             "connection" if !is_of_connections(value) => return Some(Rule::Connection),
-            // Another protocol takes over the connection (RFC 9110, 7.8).
+            // The client asks for another protocol on this connection (RFC 9110, 7.8).
             "upgrade" => return Some(Rule::Upgrade),
             "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => {}
             // The client sends its body only after a 100 (RFC 9110, 10.1.1).
             "expect" => return Some(Rule::Expect),
-            // A body follows (RFC 9112, 6.3).
+            // The header announces a body (RFC 9112, 6.3).
             "transfer-encoding" => return Some(Rule::Body),
             "content-length" if !is_zero(value) => return Some(Rule::Body),
             "if-none-match" | "if-modified-since" => demands.conditional = true,
-            // Applies only together with a range, and is compared with what is stored (RFC 9110, 13.1.5).
+            // `If-Range` applies only together with a range, and is compared with the stored response (RFC 9110, 13.1.5).
             "if-range" => {}
             // Preconditions that only the origin may evaluate (RFC 9111, 4.3.2), and future ones.
             text if text.starts_with("if-") => return Some(Rule::Conditional),
@@ -236,7 +236,7 @@ pub(crate) fn is_zero(value: &HeaderValue) -> bool {
 /// The data of an unsafe request that its invalidation needs, taken before the request is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChangedResources {
-    /// Absolute URIs. Two, if `Host` names another authority than the URI.
+    /// The absolute URIs of the request's target: two if `Host` names another authority than the URI does.
     targets: Vec<Uri>,
     keys: Vec<CacheKey>,
     heads: Heads,
@@ -296,8 +296,8 @@ impl ChangedResources {
     }
 }
 
-/// The policy's possible additions to the keys of the changed resource, each once: for the sender, for the same
-/// request without credentials, none, and, if there is a hook, its empty text. The target is invalid for all users
+/// The additions that the keys of the changed resource may have, each once: those for the sender, those for the same
+/// request without credentials, none at all, and, if the policy has a hook, the hook's empty text. The target is invalid for all users
 /// (RFC 9111, 4.4), but the credentials and cohorts of other users are unknown here.
 fn all_additions<B>(request: &Request<B>, keyed: &KeyHeaders<'_>, rules: &RequestRules) -> Vec<Vec<String>> {
     let mut all = Vec::new();
@@ -310,7 +310,7 @@ fn all_additions<B>(request: &Request<B>, keyed: &KeyHeaders<'_>, rules: &Reques
     each_once(all)
 }
 
-/// The items in their order, without repetitions.
+/// The items without repetitions, in the order of their first occurrences.
 fn each_once<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut all = Vec::new();
     for item in items {

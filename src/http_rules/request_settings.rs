@@ -53,7 +53,7 @@ pub(crate) enum CacheScope {
 pub(crate) enum CredentialRule {
     #[default]
     Never,
-    /// If the response explicitly allows shared caches to reuse it.
+    /// Only if the response explicitly allows shared caches to reuse it.
     IfSaid,
     Freely,
 }
@@ -132,21 +132,21 @@ pub(crate) struct RequestRules {
     /// The scheme of requests without one in their URI, as an HTTP/1 server receives them.
     pub(crate) scheme: Scheme,
     pub(crate) credentials: NameSet,
-    /// Credentials that stay when the list is replaced, because each was explicitly declared as one user's.
+    /// Credentials that stay when `credentials` is replaced, because the program declared each of them as one user's.
     pub(crate) added: Vec<HeaderName>,
     pub(crate) unkeyed: NameSet,
     /// The rule for requests with `Authorization`. With `Never`, `credentials` decides.
     pub(crate) authorization: CredentialRule,
-    /// The rule for requests with `Cookie`, likewise.
+    /// The rule for requests with `Cookie`. With `Never`, `credentials` decides.
     pub(crate) cookie: CredentialRule,
     /// Credentials are part of the key instead of a reason to bypass.
     pub(crate) keyed_by_credentials: bool,
     pub(crate) key: Option<KeyHook>,
     /// The authority of all keys, instead of that of each request. In lower case.
     pub(crate) authority: Option<String>,
-    /// The cookies that matter; all cookies without a list.
+    /// The cookies that affect responses; `None` if all do.
     pub(crate) cookies: Option<CookieNames>,
-    /// The report of the proxy on ordinary requests.
+    /// What the proxy reports on ordinary requests, as [`forwarding`] normalizes it: these have the plain key of their URI.
     pub(crate) report: Option<Vec<u8>>,
     /// Types of extensions that make a request bypass.
     pub(crate) personal: Vec<PersonalExtension>,
@@ -180,7 +180,7 @@ impl RequestRules {
         self.credentials.add(name);
     }
 
-    /// Whether the request has a cookie that matters.
+    /// Whether the request has a cookie that affects responses.
     pub(crate) fn has_own_cookies(&self, headers: &HeaderMap) -> bool {
         let mut lines = headers.get_all(COOKIE).iter();
         lines.any(|line| self.cookies.as_ref().is_none_or(|cookies| cookies.any_in(line)))
@@ -267,7 +267,7 @@ impl fmt::Debug for PersonalExtension {
     }
 }
 
-/// One limit for all guards of the process, because each request passes the same layers.
+/// The limit on warnings about extensions: one for all guards of the process, because each request passes the same layers.
 static WARNED: LazyLock<LogEveryMinute> = LazyLock::new(LogEveryMinute::default);
 
 /// Warns about the layer that set a personal extension of this request.
@@ -295,7 +295,7 @@ impl CookieNames {
         Self(names.into_iter().map(Into::into).collect())
     }
 
-    /// Whether a `Cookie` line holds one of them. Names are case-sensitive (RFC 6265, 4.1.1).
+    /// Whether a `Cookie` line holds a cookie with one of these names. Names are case-sensitive (RFC 6265, 4.1.1).
     pub(crate) fn any_in(&self, line: &HeaderValue) -> bool {
         let pairs = line.as_bytes().split(|&byte| byte == b';');
         let mut names = pairs.map(|pair| pair.split(|&byte| byte == b'=').next().unwrap_or_default());
@@ -369,7 +369,8 @@ pub(crate) const CREDENTIAL_HEADERS: [&str; 41] = [
     "x-forwarded-client-cert",
 ];
 
-/// The headers of a report, besides `Forwarded`. `X-Forwarded-For` is missing, because it differs from client to client.
+/// The headers in which proxies report a host, port, scheme or prefix, besides `Forwarded`. `X-Forwarded-For` is missing, because it
+/// differs from client to client.
 const X_FORWARDED: [&str; 6] = [
     "x-forwarded-host",
     "x-forwarded-port",
@@ -384,7 +385,7 @@ pub(crate) fn is_forwarding(name: &str) -> bool {
     name == FORWARDED.as_str() || (name.starts_with("x-forwarded-") && X_FORWARDED.contains(&name))
 }
 
-/// The report on a request in normalized form; `None` if there is none.
+/// What proxies report about a request (host, port, scheme, prefix), in normalized form; `None` if they report nothing.
 pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
     let mut report = Vec::new();
     let mut add = |name: &str, value: &[u8]| {
@@ -394,7 +395,7 @@ pub(crate) fn forwarding(request: &HeaderMap) -> Option<Vec<u8>> {
     };
     let lines: Vec<_> =
         request.get_all(FORWARDED).iter().map(|line| without_nodes(line.as_bytes())).collect();
-    // A handler may read the first line or element alone, so their order counts, and empty ones too.
+    // A handler may read only the first line or element, so the order of both counts, and empty elements stay.
     if lines.iter().flatten().any(|byte| *byte != b',') {
         lines.iter().for_each(|line| add(FORWARDED.as_str(), line));
     }
@@ -464,7 +465,7 @@ mod personal_tests {
     use crate::http::HttpPolicy;
     use crate::policy::Policy;
 
-    /// The text of each warning of this module.
+    /// A subscriber that collects the text of each warning of the HTTP layer.
     #[derive(Clone, Default)]
     struct Warnings(Arc<Mutex<Vec<String>>>);
 

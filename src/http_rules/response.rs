@@ -59,7 +59,7 @@ pub(crate) struct RequestResponse<'a> {
 }
 
 impl RequestResponse<'_> {
-    /// Its age when it was received (RFC 9111, 4.2.3).
+    /// The response's age when it was received (RFC 9111, 4.2.3).
     fn initial_age(&self) -> Duration {
         corrected_initial_age(self.headers, self.delay, self.now)
     }
@@ -81,7 +81,7 @@ pub(crate) enum Verdict {
     Store(StoreDecision),
     /// Shared with requests that waited for it, if they agree in all headers on which it depends, and not stored.
     ShareOnly { rule: Rule, vary: Vary, says_shared: bool },
-    /// Only for the request that loaded it.
+    /// Not shared: only the request that loaded the response receives it.
     Private(Rule),
 }
 
@@ -89,17 +89,17 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreDecision {
     pub(crate) terms: ReuseTerms,
-    /// Its age when it was received (RFC 9111, 4.2.3).
+    /// The response's age when it was received (RFC 9111, 4.2.3).
     pub(crate) initial_age: Duration,
-    /// For how long from now on it is useful: fresh, stale, or for a validation.
+    /// For how long from now on the store should keep it: while it is fresh, may be served stale, or may be validated.
     pub(crate) keep_for: Duration,
     pub(crate) vary: Vary,
     pub(crate) has_validator: bool,
-    /// Whether the response states its stale windows: during a validation, and after an error.
+    /// Whether the response itself states its stale windows: the one during a validation, and the one after an error.
     pub(crate) says_stale: (bool, bool),
-    /// Its position in the whole by its own head, still to be compared with its content.
+    /// For a 206, its position in the whole as its head states it. The length of its content is not checked yet.
     pub(crate) part: Option<Part>,
-    /// Fields that must not be stored (RFC 9111, 5.2.2.4 and 5.2.2.7).
+    /// Fields of the response that must not be stored (RFC 9111, 5.2.2.4 and 5.2.2.7).
     pub(crate) left_out: Vec<HeaderName>,
     /// The rule that determined its lifetime.
     pub(crate) rule: Rule,
@@ -148,13 +148,13 @@ impl Directives {
         }
         let valid = targeted(headers);
         if http.strict_rfc {
-            // RFC 9213, 2.2: replaces `Cache-Control`, and is ignored as a whole if it is invalid.
+            // RFC 9213, 2.2: a targeted field replaces `Cache-Control`, and is ignored as a whole if it is invalid.
             return match valid {
                 Some(all) => Self { all, targeted: true, ..untargeted },
                 None => untargeted,
             };
         }
-        // More careful: reuse is forbidden if either field forbids it, even an invalid one.
+        // More careful than the RFC: reuse is forbidden if either field forbids it, even if the targeted field is invalid.
         let lenient = CacheControl::parse(headers.get_all(CDN_CACHE_CONTROL));
         let forbids =
             |all: &CacheControl| all.no_store || all.private.is_present() || all.no_cache.is_present();
@@ -182,7 +182,7 @@ impl Directives {
     }
 }
 
-/// A response on the way to its verdict.
+/// A response while its [`Verdict`] is computed.
 struct ClassifiedResponse<'a> {
     exchange: &'a RequestResponse<'a>,
     rules: &'a ResponseRules,
@@ -222,13 +222,13 @@ impl ClassifiedResponse<'_> {
                 CredentialRule::IfSaid if all.says_shared => None,
                 CredentialRule::IfSaid | CredentialRule::Never => Some(Rule::SetCookie),
             },
-            // Not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
+            // `Pragma` is not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
             // `Cache-Control` overrides it.
             header::PRAGMA => (!http.strict_rfc
                 && contains_token(value.as_bytes(), b"no-cache")
                 && !headers.contains_key(header::CACHE_CONTROL))
             .then_some(Rule::Pragma),
-            // An endless body: waiters would never see its end.
+            // A body of these types never ends, so waiters would wait for its end in vain.
             header::CONTENT_TYPE => is_endless(value).then_some(Rule::EventStream),
             // The connection changes its protocol (RFC 9110, 7.8).
             header::CONNECTION => {
@@ -243,7 +243,8 @@ impl ClassifiedResponse<'_> {
             Ok(content_length) if least_length(content_length, body) > self.rules.max_body as u64 => {
                 Some(Rule::TooBig)
             }
-            // If the body is endless, its waiters would be held for a whole `load_timeout`, one wave after the other.
+            // A sequence of records without a length and without a stated lifetime may be endless. Its waiters would be held
+            // for a whole `load_timeout`, one wave after the other.
             Ok(None)
                 if body.exact().is_none() && headers.get(header::CONTENT_TYPE).is_some_and(is_stream) =>
             {
@@ -258,24 +259,25 @@ impl ClassifiedResponse<'_> {
     fn forbidden_by_status(&self) -> Option<Rule> {
         let RequestResponse { demands, status, headers, .. } = *self.exchange;
         match (self.exchange.method, status.as_u16()) {
-            // Interim responses, another protocol, and the confirmation of a client's own validator (RFC 9110, 15.2;
-            // RFC 9111, 4.3.4).
+            // No answer for other requests: an interim response, a switch to another protocol, or the confirmation of a client's
+            // own validator (RFC 9110, 15.2; RFC 9111, 4.3.4).
             (_, 100..200 | 304) => Some(Rule::Status),
             _ if is_unstorable(status) => Some(Rule::Unstorable),
-            // A part that was not requested (RFC 9111, 3.3).
+            // Only a part that was requested, and that says which part it is, may be stored (RFC 9111, 3.3).
             (&Method::GET, 206) if demands.ranged && Part::of_response(headers).is_some() => None,
             (_, 206) => Some(Rule::Status),
-            // Concerns the range, not the resource (RFC 9110, 15.5.17).
+            // A 416 concerns the requested range, not the resource (RFC 9110, 15.5.17).
             (_, 416) if demands.ranged => Some(Rule::Status),
             (&Method::GET, _) => None,
-            // Represents the target like a GET, if the response says so and states its lifetime (RFC 9110, 9.3.3).
+            // The response to a POST represents its target, like that to a GET, if it says so and states its lifetime (RFC
+            // 9110, 9.3.3).
             (&Method::POST, _) if self.http.strict_rfc && self.exchange.is_about_target() => None,
             (&Method::POST, _) => Some(Rule::Post),
             _ => Some(Rule::Method),
         }
     }
 
-    /// The terms for a response that no rule forbids to share.
+    /// The verdict on a response that no earlier rule forbids to share.
     fn storing(&self) -> Verdict {
         let RequestResponse { status, headers, .. } = *self.exchange;
         let (http, all) = (self.http, &self.directives.all);
@@ -292,7 +294,8 @@ impl ClassifiedResponse<'_> {
             Err(rule) => rule,
         };
         match (rule, status) {
-            // Waiters may request another part, and listed fields are only removed from stored responses.
+            // Waiters may need another part. And a response with fields that must not be reused is not shared without storing it: only
+            // storing removes these fields.
             (Rule::ServerError | Rule::Stale | Rule::TooOld, StatusCode::PARTIAL_CONTENT) => {
                 Verdict::Private(Rule::Status)
             }
@@ -305,7 +308,8 @@ impl ClassifiedResponse<'_> {
         }
     }
 
-    /// The decision about a response, without the headers that it varies on and leaves out; or why it is not stored.
+    /// The decision about a response that is stored, with `vary` and `left_out` still empty; otherwise the rule by which it is not
+    /// stored.
     fn decision(&self) -> Result<StoreDecision, Rule> {
         let RequestResponse { status, headers, now, .. } = *self.exchange;
         let (http, all) = (self.http, &self.directives.all);
@@ -342,7 +346,8 @@ impl ClassifiedResponse<'_> {
         self.refusal(&decision).map_or(Ok(decision), Err)
     }
 
-    /// The lifetime with which a response is stored, and its rule; or the rule by which it is not, for want of a lifetime.
+    /// The lifetime with which a response is stored, and the rule that determined it; otherwise the rule by which it is not stored,
+    /// because it has no lifetime.
     fn stored_lifetime(&self, revalidate_always: bool) -> Result<(Duration, Rule), Rule> {
         let RequestResponse { status, headers, now, .. } = *self.exchange;
         let (http, all) = (self.http, &self.directives.all);
@@ -381,7 +386,7 @@ impl ClassifiedResponse<'_> {
         let needs_validation = must_revalidate(&self.directives.all, self.http);
         match is_failure {
             _ if self.exchange.method != Method::GET && !is_fresh => Some(Rule::Post),
-            // As with `no-cache`: waiters are other requests too.
+            // No other request may use it without validation, as with `no-cache`, and waiters are other requests.
             _ if !is_fresh && needs_validation && !self.can_be_validated(has_validator) => {
                 Some(Rule::MustRevalidate)
             }
@@ -405,7 +410,7 @@ fn is_endless(content_type: &HeaderValue) -> bool {
     endless.iter().any(|endless| essence(content_type).eq_ignore_ascii_case(endless))
 }
 
-/// A sequence of records: a finite file, or an endless feed.
+/// Whether the type is a sequence of records, which may be a finite file or an endless feed.
 fn is_stream(content_type: &HeaderValue) -> bool {
     let streams = [
         &b"application/x-ndjson"[..],
@@ -413,7 +418,7 @@ fn is_stream(content_type: &HeaderValue) -> bool {
         b"application/jsonl",
         b"application/x-jsonlines",
         b"application/stream+json",
-        // RFC 7464.
+        // JSON text sequences (RFC 7464).
         b"application/json-seq",
     ];
     let essence = essence(content_type);
@@ -422,7 +427,7 @@ fn is_stream(content_type: &HeaderValue) -> bool {
         || suffix.is_some_and(|suffix| suffix.eq_ignore_ascii_case(SEQUENCE))
 }
 
-/// RFC 8091.
+/// The suffix of the media types that are sequences of JSON texts (RFC 8091).
 const SEQUENCE: &[u8] = b"+json-seq";
 
 #[cfg(test)]

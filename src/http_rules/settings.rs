@@ -1,6 +1,6 @@
 //! [`HttpPolicy`]: the settings of the HTTP rules, and the policy's three starting points (`default`, `strict`, `private`).
 //!
-//! Requests have settings for the lists of headers, and for the authority, cookies and extensions.
+//! The settings that concern requests (lists of headers, authority, cookies, extensions) are its `RequestRules`.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -52,7 +52,7 @@ use crate::key::CacheKey;
 pub struct HttpPolicy {
     pub(crate) requests: RequestRules,
     pub(crate) scope: CacheScope,
-    /// Follows the RFCs exactly, even where the default is more careful.
+    /// Whether the RFCs are followed exactly, even where the default is more careful.
     pub(crate) strict_rfc: bool,
     /// The rule for responses with `Set-Cookie`.
     pub(crate) set_cookie: CredentialRule,
@@ -62,14 +62,14 @@ pub struct HttpPolicy {
     pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
     pub(crate) answer_info: bool,
-    /// Sorted, each once.
+    /// The headers on which every response depends, sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
     pub(crate) max_variants: usize,
     pub(crate) stale_on_disconnect: Duration,
     pub(crate) validate_within: Duration,
 }
 
-/// Setters of one setting each: the argument, with the field that it sets.
+/// Methods that set one setting each: the argument is followed by the field that it sets.
 macro_rules! setters {
     ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty => $($field:ident).+);)+) => {
         impl HttpPolicy {
@@ -207,8 +207,8 @@ impl HttpPolicy {
         self
     }
 
-    /// Adds a request header that marks a response as one user's, to those of
-    /// [`credential_headers`](Self::credential_headers): one that a proxy adds, for example.
+    /// Adds a request header that marks a response as one user's to those of
+    /// [`credential_headers`](Self::credential_headers), for example a header that a proxy adds.
     #[must_use]
     pub fn credential_header(mut self, name: HeaderName) -> Self {
         self.requests.add_credential(name);
@@ -287,7 +287,7 @@ impl HttpPolicy {
     }
 
     /// The key under which the response to a GET with this request's URI and headers is stored, for
-    /// [`invalidate`](crate::StampedeGuard::invalidate). `None` for a request that would bypass the cache.
+    /// [`invalidate`](crate::StampedeGuard::invalidate). `None` if such a GET would bypass the cache.
     /// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) is the same with all of a guard's policy.
     pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
         let (keyed, _) = examine(request.headers(), &self.requests, Content::Bypasses).ok()?;
@@ -330,7 +330,7 @@ impl HttpPolicy {
 
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
 
-/// Which responses are shared, and for how long.
+/// The part of a policy that decides which responses are shared, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
     pub(crate) http: Arc<HttpPolicy>,
@@ -354,12 +354,12 @@ impl Default for HttpPolicy {
             ignore_request_no_cache: false,
             // The key may contain data that a log, or the next client, must not see.
             expose_key: false,
-            // Each path has a tag id in the store, for a day at least, and each hit reads it.
+            // With it, each path has a tag id in the store for a day at least, and each hit reads that id.
             path_tags: false,
             answer_info: false,
             vary_on: Vec::new(),
-            // Languages times encodings of a large site. With more values, the header is no choice among
-            // representations, but an identity.
+            // Enough for the languages times the encodings of a large site. A header with more values does not choose among
+            // representations: it identifies the client.
             max_variants: 64,
             // Bridges a restart of the origin, without hiding an outage.
             stale_on_disconnect: Duration::from_secs(60),
@@ -548,7 +548,7 @@ impl HttpPolicy {
 }
 
 impl RequestRules {
-    /// Why these rules are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
+    /// Why these rules for requests are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
     pub(crate) fn refusal(&self) -> Option<String> {
         let authority = self.authority.as_deref();
         let port = default_port(&self.scheme);

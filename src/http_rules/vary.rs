@@ -21,16 +21,17 @@ use sha2::{Digest as _, Sha256};
 use super::fields::{self, codings, is_encoded, single, split_once};
 use super::request_settings::CREDENTIAL_HEADERS;
 
-/// A response that depends on more headers is not stored, because each name multiplies the variants.
+/// The most headers that a response may name in `Vary`. A response that names more is not stored, because each name multiplies the
+/// variants.
 pub(crate) const MOST_NAMES: usize = 8;
 
 /// The headers on which a response depends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Vary {
-    /// Only its URI.
+    /// The response depends on no header.
     #[default]
     Nothing,
-    /// Anything (`*`), or too many headers: no other request matches.
+    /// The response depends on anything (`*`), or on too many headers: no other request matches.
     Any,
     Names(Names),
 }
@@ -58,7 +59,7 @@ impl Vary {
         }
     }
 
-    /// Whether it depends only on `known` headers.
+    /// Whether the response depends only on `known` headers.
     pub(crate) fn is_within(&self, known: &Names) -> bool {
         match self {
             Self::Nothing => true,
@@ -104,14 +105,14 @@ impl Names {
     /// Reads the output of `to_text`; `None` for any other text, such as an unsorted list.
     pub(crate) fn from_text(text: &str) -> Option<Self> {
         let names = text.split(',').map(|name| name.parse().ok()).collect::<Option<Vec<_>>>()?;
-        // The names of the response, of the policy, and of its coding.
+        // At most `MOST_NAMES` of the response, as many of the policy, and `Accept-Encoding`.
         if names.len() > 2 * MOST_NAMES + 1 || names.iter().any(|name: &HeaderName| name.as_str() == "*") {
             return None;
         }
         Self::new(names).filter(|names| names.to_text() == text)
     }
 
-    /// The identity of this request's variant.
+    /// The fingerprint of the variant that answers this request.
     pub(crate) fn fingerprint(&self, request: &HeaderMap, normal: Normalization) -> Fingerprint {
         self.fingerprint_without(None, request, normal)
     }
@@ -151,7 +152,7 @@ impl Names {
 pub(crate) struct Fingerprint(pub(crate) [u8; 32]);
 
 impl Fingerprint {
-    /// Of bytes that are compared as they are.
+    /// The fingerprint of bytes that are compared as they are.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
@@ -182,7 +183,7 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// The data of a stored variant that selects it.
+/// What a stored variant is selected by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Variant {
     pub(crate) fingerprint: Fingerprint,
@@ -210,9 +211,9 @@ impl Variant {
 
     /// The index of the variant that may answer a request.
     ///
-    /// The variant with the request's own values. Otherwise, in strict mode only, one in the language that the request
-    /// prefers to all others: for languages the selection mechanism is known (RFC 9110, 12.5.4), and the stored variant
-    /// proves that the origin has this language.
+    /// This is the variant with the request's own values. If there is none, it is, in strict mode only, a variant in the
+    /// language that the request prefers to all others: for languages the selection mechanism is known (RFC 9110, 12.5.4), and
+    /// the stored variant proves that the origin has this language.
     pub(crate) fn select(
         names: &Names,
         request: &HeaderMap,
@@ -266,7 +267,7 @@ const CODINGS: [&[u8]; 11] = [
     b"*",
 ];
 
-/// How far values are normalized.
+/// How far the values of selecting headers are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Normalization {
     /// Preferences are normalized as ordinary lists only, because many origins merely search them for
@@ -277,7 +278,7 @@ pub(crate) enum Normalization {
     Exact,
 }
 
-/// The normalized value over all lines; `None` if the field is absent.
+/// The normalized value of a request header, over all of its lines; `None` if the header is absent.
 fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normalization) -> Option<Vec<u8>> {
     let lines = request.get_all(name);
     lines.iter().next()?;
@@ -286,7 +287,7 @@ fn selecting_value(name: &HeaderName, request: &HeaderMap, normal: Normalization
         ListKind::Exact => {
             for line in lines {
                 value.extend_from_slice(line.as_bytes().trim_ascii());
-                // No value contains a line feed, so lines cannot be confused.
+                // No value contains a line feed, so two lines never look like one.
                 value.push(b'\n');
             }
         }
@@ -400,7 +401,7 @@ fn members(line: &[u8]) -> impl Iterator<Item = &[u8]> {
 struct Weighted {
     /// In lower case, without its weight and without white space around `;` and `=`.
     text: Vec<u8>,
-    /// Thousandths.
+    /// The weight in thousandths.
     weight: u16,
 }
 
@@ -446,7 +447,7 @@ fn weigh(member: &[u8]) -> Weighted {
     weighted
 }
 
-/// `0`, `0.25`, `1`, `1.000` (RFC 9110, 12.4.2).
+/// Reads a weight, such as `0`, `0.25` or `1.000` (RFC 9110, 12.4.2), in thousandths.
 fn thousandths(text: &[u8]) -> Option<u16> {
     let (whole, fraction) = split_once(text, b'.').unwrap_or((text, &[]));
     let whole = match whole {

@@ -1,8 +1,8 @@
 //! [`CacheKey`]: the key as the caller names it.
 //!
 //! Its text is printable ASCII. Inside a part every byte with a special meaning (the separator `:`, the braces of a Redis hash tag, `%`,
-//! `~`) or that is not printable ASCII is written as `%XX`. So the joining is injective, and an operator can read the program's own parts
-//! in `redis-cli`: `("user", 42)` is `user:42`.
+//! `~`) or that is not printable ASCII is written as `%XX`. So different parts never make the same text, and an operator can read
+//! plain parts in `redis-cli`: `("user", 42)` is `user:42`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -12,8 +12,8 @@ use std::fmt::Write as _;
 ///
 /// Built from text, bytes or a tuple of displayable parts. Parts are joined unambiguously, so
 /// `("a.b", "c")`, `("a", "b.c")` and `"a:b.c"` are three keys. Any bytes are accepted, spaces, `:`,
-/// `{}` and NUL included. The text and the bytes of one content are the same key, and so are
-/// `("user", 42)` and `("user", "42")`: a part is what it displays as.
+/// `{}` and NUL included. A text and its bytes are the same key, and so are `("user", 42)` and
+/// `("user", "42")`: a part is the text that its `Display` writes.
 ///
 /// An empty key is refused by the call that uses it, with
 /// [`ErrorKind::InvalidKey`](crate::ErrorKind::InvalidKey).
@@ -81,7 +81,7 @@ impl CacheKey {
         self.text.as_str()
     }
 
-    /// The escaped text, without the check that [`as_str`](Self::as_str) makes.
+    /// The bytes of the escaped text, without the check for UTF-8 that [`as_str`](Self::as_str) makes.
     #[inline]
     pub(super) fn as_bytes(&self) -> &[u8] {
         self.text.as_bytes()
@@ -104,7 +104,7 @@ impl CacheKey {
                 if byte == b'%'
                     && let (Some(high), Some(low)) = (hex(0), hex(1))
                 {
-                    // Two digits: at most 255.
+                    // Two hexadecimal digits are at most 255.
                     bytes.push((high << 4 | low) as u8);
                     rest = after.get(2..).unwrap_or_default();
                 } else {
@@ -126,7 +126,7 @@ impl fmt::Display for CacheKey {
 
 debug_as!(self: CacheKey => "CacheKey({})", self);
 
-/// Writes `part` without separators, braces and unprintable bytes.
+/// Appends `part` to `text`, with each byte that is not [`PLAIN`] written as `%XX`.
 fn escape_into(text: &mut KeyText, part: &[u8]) {
     let hex = |digit: u8| b"0123456789ABCDEF"[usize::from(digit & 15)];
     let mut rest = part;
@@ -138,7 +138,7 @@ fn escape_into(text: &mut KeyText, part: &[u8]) {
     text.push(rest);
 }
 
-/// As [`escape_into`], for text, which mostly needs no escaping.
+/// As [`escape_into`], and faster for a text without a byte to escape, as most texts are.
 fn escape_text_into(text: &mut KeyText, part: &str) {
     if stands_for_itself(part) {
         text.push_str(part);
@@ -147,7 +147,7 @@ fn escape_text_into(text: &mut KeyText, part: &str) {
     }
 }
 
-/// Whether no byte needs escaping.
+/// Whether no byte of `part` needs escaping.
 pub(super) fn stands_for_itself(part: &str) -> bool {
     let bytes = part.as_bytes();
     // Without an early return, so that the comparison of a chunk is vectorized.
@@ -159,7 +159,7 @@ pub(super) fn stands_for_itself(part: &str) -> bool {
     }
 }
 
-/// Printable ASCII except `:`, `%`, `{`, `}` and `~`. The last three, and `|` among them, are the end of printable ASCII.
+/// Printable ASCII except space, `:`, `%`, `{`, `}` and `~`. Printable ASCII ends with `{`, `|`, `}` and `~`, of which only `|` is plain.
 const fn is_plain(byte: u8) -> bool {
     ((byte > b' ') & (byte < b'{') | (byte == b'|')) & (byte != b':') & (byte != b'%')
 }
@@ -211,7 +211,7 @@ from_text!(&str, String, &String);
 
 macro_rules! from_number {
     ($($source:ty),*) => {$(
-        /// A part that is the number's decimal digits.
+        /// The key of one part: the text that the number, or the UUID, displays as.
         impl From<$source> for CacheKey {
             fn from(source: $source) -> Self {
                 Self::from((source,))
@@ -221,7 +221,7 @@ macro_rules! from_number {
 }
 from_number!(i32, i64, i128, isize, u16, u32, u64, u128, usize, uuid::Uuid);
 
-/// A copy. (As a tuple's only part it would be escaped once more, which is another key.)
+/// A copy of the key. (A key as the only part of a tuple is escaped once more: `a%20b` becomes `a%2520b`, which is another key.)
 impl From<&Self> for CacheKey {
     fn from(key: &Self) -> Self {
         key.clone()
@@ -244,8 +244,8 @@ macro_rules! from_tuple {
                 let mut separator = "";
                 $(
                     text.push_str(separator);
-                    // This fails only if the part's own `Display` fails, on which `to_string` would panic. The
-                    // text written until then is the part.
+                    // The write fails only if the part's own `Display` fails (`to_string` would panic then). The
+                    // text that was written before the failure becomes the part.
                     let _ = write!(Escaping(&mut text), "{}", $part);
                     separator = ":";
                 )+
@@ -272,7 +272,7 @@ from_tuple!(A B C D E F G H I J K L);
 const SHORT: usize = 62;
 
 /// Escaped text, so ASCII. A short text is stored inline: most are short, and each call builds one, which would otherwise allocate.
-/// A text has one form, so equal texts are equal by their fields: it is short as long as it fits, and the bytes after it are 0.
+/// Each text has only one form, so comparing the fields compares the texts: a text that fits is `Short`, and its unused bytes are 0.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum KeyText {
     Short { length: u8, bytes: [u8; SHORT] },
@@ -303,14 +303,14 @@ impl KeyText {
         self.push(part.as_bytes());
     }
 
-    /// Adds ASCII.
+    /// Appends `part`, which must be ASCII.
     #[inline]
     fn push(&mut self, part: &[u8]) {
         if let Self::Short { length, bytes } = self {
             let (begin, end) = (usize::from(*length), usize::from(*length) + part.len());
             if let Some(target) = bytes.get_mut(begin..end) {
                 target.copy_from_slice(part);
-                // At most `SHORT`.
+                // `end` is at most `SHORT`, so it fits a byte.
                 *length = end as u8;
                 return;
             }

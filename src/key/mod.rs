@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 pub use self::cache_key::CacheKey;
 use self::cache_key::stands_for_itself;
 
-/// The longest name used unchanged; a longer one keeps a readable head and ends in its digest.
+/// The longest name that is used unchanged. A longer name is cut to a readable head, and the digest of its whole text follows.
 const LONGEST_NAME: usize = 200;
 const HEAD_OF_LONG_NAME: usize = 96;
 
@@ -37,17 +37,17 @@ pub(crate) struct Key {
 static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Key {
-    /// Joins `namespace` and `key` (the namespace is already escaped by [`escape_namespace`]).
+    /// Joins `namespace`, which is already escaped by [`escape_namespace`], and `key`.
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
         let text = key.as_str();
         let joined = Self::joined([namespace, text].into_iter());
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{text}")))
     }
 
-    /// Joins escaped parts; `None` if the name is too long. Every request does this, so it joins on the stack and allocates
-    /// only once.
+    /// The key of these escaped parts; `None` if its name would be too long. Every request calls this, so it joins the parts on the stack
+    /// and allocates only once.
     fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
-        // Each part is followed by a separator.
+        // A separator follows each part. The last one is cut off below.
         let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
         for part in parts {
             let end = length + part.len();
@@ -63,7 +63,7 @@ impl Key {
         Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
     }
 
-    /// The hash of a key's [`name`](Self::name). Equals that of the key, unless the name ends in a digest.
+    /// The hash of a key's [`name`](Self::name). Equals the hash of the key itself, unless the name ends in a digest.
     pub(crate) fn hash_of(name: &str) -> u64 {
         HASH_STATE.hash_one(name)
     }
@@ -92,7 +92,7 @@ impl Key {
         self.full.as_ref().unwrap_or(&self.name)
     }
 
-    /// The text of its [`CacheKey`].
+    /// The text of this key's [`CacheKey`]: everything after the `namespace`, which must be the key's own.
     pub(crate) fn within(&self, namespace: &str) -> &str {
         self.full().get(namespace.len() + 1..).unwrap_or_default()
     }
@@ -110,9 +110,10 @@ impl Key {
     }
 }
 
-/// The end of the tag of a path.
+/// The suffix of a [tag of a path](Key::of_path).
 const PATH: &str = "~p";
-/// Begins the suffix of a key under a report of proxies; the end of the tag that all reports of a resource have.
+/// Begins the suffix that a report of proxies adds to a resource's key: the report's digest follows. Without a digest it is the suffix
+/// of the tag that the entries of all reports of one resource have.
 const REPORT: &str = "~f";
 
 /// Keys of HTTP resources, and keys derived from them.
@@ -134,7 +135,7 @@ impl Key {
         if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
     }
 
-    /// The tag of the entries of an HTTP resource under reports of proxies; `None` if this is not the key of an HTTP resource.
+    /// The tag of the entries that this HTTP resource has under reports of proxies; `None` if this is not the key of an HTTP resource.
     pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
     }
@@ -146,7 +147,7 @@ impl Key {
         if parts.next() != Some("http") {
             return None;
         }
-        // Between the kind of entry and the authority: the kind of policy, if it is not the default one, and the scheme.
+        // Between the part `http` and the authority come the kind of policy, unless it is the default one, and the scheme.
         let _scheme = parts.find(|part| matches!(*part, "http" | "https"))?;
         let (_authority, path) = (parts.next()?, parts.next()?);
         let end = path.find(['?', '~']).unwrap_or(path.len());
@@ -181,12 +182,13 @@ impl Key {
     }
 
     fn resource_of_report(&self) -> Option<&str> {
-        // No part of a key contains a `~`, and the report's suffix is the first.
+        // No part of a key contains a `~`, and the suffix of a report precedes all other suffixes.
         let (resource, suffix) = self.full().split_at(self.full().find('~')?);
         suffix.starts_with(REPORT).then_some(resource)
     }
 
-    /// Whether this key was derived from `above`, or equals it.
+    /// Whether the text of this key begins with that of `above`: with a [tag of reports](Self::of_reports), whether this key is one of
+    /// that resource under a report.
     pub(crate) fn is_below(&self, above: &Self) -> bool {
         self.full().starts_with(above.full())
     }
@@ -236,7 +238,7 @@ impl Hasher for Hashed {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // Other fields than the key (an enum's discriminant) are hashed here.
+        // A map's key may have fields besides the `Key`, such as an enum's discriminant: these are hashed here.
         for &byte in bytes {
             self.0 = self.0.rotate_left(8) ^ u64::from(byte);
         }
@@ -259,7 +261,7 @@ impl BuildHasher for Hashed {
 #[derive(Clone, Debug)]
 pub(crate) struct Prober {
     namespace: Box<str>,
-    /// The state after hashing the namespace and the separator.
+    /// The state of the hasher after the namespace and the separator, to which each probe adds a caller's key.
     hasher: DefaultHasher,
 }
 
@@ -282,7 +284,7 @@ impl Prober {
     }
 }
 
-/// A caller's key in its namespace.
+/// A caller's key in its namespace, with its hash: enough to find the [`Key`] in a map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyProbe<'a> {
     namespace: &'a str,
@@ -291,7 +293,7 @@ pub(crate) struct KeyProbe<'a> {
 }
 
 impl KeyProbe<'_> {
-    /// Whether it is the probe of this key.
+    /// Whether this is a probe for `key`.
     pub(crate) fn is_of(&self, key: &Key) -> bool {
         let full = key.full().as_bytes();
         self.hash == key.hash
@@ -299,7 +301,7 @@ impl KeyProbe<'_> {
                 == Some(self.key.as_bytes())
     }
 
-    /// The key itself.
+    /// The [`Key`] that this probe finds.
     pub(crate) fn key(&self) -> Key {
         Key::new(self.namespace, self.key)
     }
@@ -321,12 +323,12 @@ pub(crate) struct FlightKey {
 /// How a flight obtains the right to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LoadMode {
-    /// Under the fleet's lease. The normal one.
+    /// Under the fleet's lease. This is the normal mode.
     Leased,
     /// Outside the lease, for callers whose `wait_timeout` has passed.
     Unleased,
-    /// Under the lease only if it is free, and without waiters: to find out whether a resource
-    /// that was uncacheable still is.
+    /// Under the lease only if it is free, and without waiters: for a caller that nothing may delay, such as one that tries
+    /// whether a resource that was uncacheable still is.
     Probe,
     /// Under the lease only if it is free, and without waiters: all callers are served the stored value.
     BackgroundRefresh,

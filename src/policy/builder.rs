@@ -20,9 +20,9 @@ use crate::value::entry::MOST_TAGS;
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PolicyBuilder {
     pub(super) policy: Policy,
-    /// `None` follows `load_timeout` and `lease`.
+    /// `None`: derived from `load_timeout`, `lease` and, with a limit of loads, `permit_timeout`.
     pub(super) wait_timeout: Option<Duration>,
-    /// `None` follows `coordination_budget`.
+    /// `None`: half of `coordination_budget`.
     pub(super) command_timeout: Option<Duration>,
 }
 
@@ -32,8 +32,8 @@ impl Policy {
         PolicyBuilder::default()
     }
 
-    /// Starts from this policy, to change some settings. Defaults that follow other settings (`wait_timeout`, `command_timeout`)
-    /// still follow them.
+    /// Starts from this policy, to change some settings. Defaults that are derived from other settings (`wait_timeout`,
+    /// `command_timeout`) are derived again from the changed ones.
     ///
     /// # Examples
     ///
@@ -58,7 +58,7 @@ impl Policy {
         }
     }
 
-    /// The HTTP settings of this policy, such as those that were read from a file, to add to them.
+    /// The HTTP settings of this policy: clone and extend them, for example if the policy was read from a file.
     ///
     /// # Examples
     ///
@@ -79,30 +79,30 @@ impl Policy {
 
 impl PolicyBuilder {
     /// The label `policy` of the metrics of requests under this policy. 1 to 64 characters of `a-z`, `A-Z`, `0-9`, `_`, `-`, `.`,
-    /// `:` and `/`. A guard distinguishes a hundred names. Defaults to `default`.
+    /// `:` and `/`. A guard counts a hundred names separately, and all further names together. Defaults to `default`.
     pub fn name(mut self, name: impl AsRef<str>) -> Self {
         self.policy.name = name.as_ref().into();
         self
     }
 
     /// Tags that every value gets: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of them
-    /// invalidates it. At most 15. Read in the same round trip as the value. Defaults to none.
+    /// invalidates the value. At most 15. Their ids are read in the same round trip as the value. Defaults to none.
     pub fn tags<T: Into<CacheKey>>(mut self, tags: impl IntoIterator<Item = T>) -> Self {
         self.policy.tags = tags.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Makes invalidations return only when this many replicas of the server have them, so that a failover does not
-    /// bring old values back; an error after `timeout`, at most a minute. Each invalidation opens a separate connection for that,
-    /// at most four per guard at once; further ones wait for a connection within `timeout`. Defaults to no replicas: only the
-    /// server acknowledges.
+    /// Makes an invalidation return only when this many replicas of the server have it, so that a failover does not
+    /// bring old values back. If they do not have it within `timeout` (at most a minute), the invalidation is an error. Each one opens a
+    /// separate connection for that, at most four per guard at once; further invalidations wait for one of these within `timeout`.
+    /// Defaults to no replicas: only the server acknowledges.
     pub fn invalidate_replicas(mut self, replicas: u32, timeout: Duration) -> Self {
         self.policy.replicas = Some((replicas, timeout));
         self
     }
 
-    /// When an audited value counts as the same. Defaults to the same bytes, which is wrong for values that are encoded in varying
-    /// order (a `HashMap`), or that hold the time of their load. Over HTTP the bodies are decoded as JSON.
+    /// When an audited value counts as equal to the newly loaded one. Defaults to equal bytes, which is wrong for values
+    /// that are encoded in varying order (a `HashMap`), or that hold the time of their load. Over HTTP the bodies are decoded as JSON.
     ///
     /// An audit of a value that is no `T` counts as failed.
     ///
@@ -129,15 +129,15 @@ impl PolicyBuilder {
         self
     }
 
-    /// Callers in other processes, and later ones within [`error_for`](Self::error_for), get a loader's error of the type `E` itself,
-    /// as [`LoadError::Loader`](crate::LoadError::Loader), and not its text only. All processes must name the type. Can be called
-    /// several times, for several types. Defaults to none.
+    /// If a loader fails with an error of the type `E`, callers in other processes, and later callers within
+    /// [`error_for`](Self::error_for), get that error as [`LoadError::Loader`](crate::LoadError::Loader), and not only its text. All
+    /// processes must name the type. Can be called several times, for several types. Defaults to none.
     ///
     /// The error is sent with its text, in MessagePack with field names. An error longer than 1 KiB in that form, one that can not
     /// be read back, and one of a type with another path in the other program arrive as text
     /// ([`LoadError::Remote`](crate::LoadError::Remote)). **Whatever is in the error goes to Redis.**
     ///
-    /// "Not found" needs none of this: it is the value `Ok(None)`, which is stored.
+    /// "Not found" needs no error: return the value `Ok(None)`, which is stored.
     ///
     /// # Examples
     ///
@@ -175,7 +175,7 @@ impl PolicyBuilder {
     }
 }
 
-/// Setters of one setting or two of a builder: each argument with the field that it sets.
+/// Methods of a builder that set one or two settings: each argument is followed by the field that it sets.
 macro_rules! setters {
     ($Builder:ident: $($(#[$meta:meta])* $name:ident($($value:ident: $type:ty => $($field:ident).+),+);)+) => {
         impl $Builder {
@@ -203,10 +203,11 @@ setters! { PolicyBuilder:
 
     /// For how long after the end of the volume lease copies are served, marked as stale, while the store does not answer. So
     /// during an outage of the server each process serves the copies that it has, at most so old, instead of one load per process
-    /// and key. Copies that the process has not requested, and copies that are neither fresh nor within
-    /// [`stale_while_revalidate`](Self::stale_while_revalidate), are not served. Defaults to zero.
+    /// and key. A copy that is neither fresh nor within
+    /// [`stale_while_revalidate`](Self::stale_while_revalidate) is not served. Defaults to zero.
     ///
-    /// During this time the process does not see invalidations by others, for example on the other side of a broken network.
+    /// During this time the process does not see invalidations by other processes, for example by those that still reach the store
+    /// while its own network is broken.
     local_while_down(while_down: Duration => policy.local_while_down);
 
     /// Declares that other processes of the namespace keep copies, although this guard keeps none. A guard detects that by itself,
@@ -219,8 +220,8 @@ setters! { PolicyBuilder:
     ttl_jitter(fraction: f64 => policy.ttl_jitter);
 
     /// How long after [`fresh_for`](Self::fresh_for) a stale value is still served at once, to all callers, while exactly one load in
-    /// the fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not set this. A value can be
-    /// as old as both together. Defaults to zero.
+    /// the fleet runs in the background (RFC 5861, 3). Over HTTP, for responses that do not set this. A served
+    /// value can be as old as both times together. Defaults to zero.
     stale_while_revalidate(window: Duration => policy.stale_while_revalidate);
 
     /// How long after `fresh_for` a stale value stands in for a load that fails, is refused or takes too long
@@ -228,9 +229,9 @@ setters! { PolicyBuilder:
     /// Over HTTP, for responses that do not set this. Defaults to zero.
     stale_if_error(window: Duration => policy.stale_if_error);
 
-    /// How long the fleet does not load again after a failed load for which a stale value stood in. It extends no window: it ends
-    /// at the latest with the one in which the value may be served. (After a panic the next caller's loader runs, because the
-    /// panic may concern the first loader only.) Defaults to 5 s.
+    /// How long the fleet does not load again after a failed load for which a stale value stood in. It ends at the latest when the
+    /// stale value may no longer be served. Over HTTP, a longer `Retry-After` of the failure counts instead, up to sixty times this
+    /// time. (After a panic the next caller's loader runs, because the panic may concern the first loader only.) Defaults to 5 s.
     back_off(back_off: Duration => policy.back_off);
 
     /// How long a negative value, which says "there is nothing", is fresh. A value is negative if its loader declared it
@@ -295,8 +296,8 @@ setters! { PolicyBuilder:
     /// has last seen. Defaults to `false`.
     adaptive_loads(loads: impl Into<AdaptiveLoads> => policy.adaptive_loads);
 
-    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads), and
-    /// what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
+    /// How long a load waits for a permit under [`max_concurrent_loads`](Self::max_concurrent_loads) or
+    /// [`adaptive_loads`](Self::adaptive_loads), and what happens then. Defaults to 5 s, and to [`OnOverload::Shed`].
     permit_timeout(permit_timeout: Duration => policy.permit_timeout, then: OnOverload => policy.on_overload);
 
     /// How many callers may wait for one key's load in one process. Further callers receive a stale value if one may
@@ -304,7 +305,7 @@ setters! { PolicyBuilder:
     max_waiters(most: usize => policy.max_waiters, then: OnOverload => policy.when_full);
 
     /// How long a caller waits for another caller's load, and what happens then. Defaults to `load_timeout` plus
-    /// `lease` (and `permit_timeout`, if there is a cap), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
+    /// `lease` (and `permit_timeout`, with a limit of loads), which no live leader exceeds, and to [`OnWaitTimeout::Load`].
     wait_timeout(wait_timeout: Duration => wait_timeout, then: OnWaitTimeout => policy.on_wait_timeout);
 
     /// How much time the store's round trips may add to one request, connecting included. Waiting for a live leader does not
@@ -317,9 +318,9 @@ setters! { PolicyBuilder:
 
     /// The deadline of one command to the store. Defaults to half the coordination budget.
     ///
-    /// After two commands without an answer within this deadline, the connection is dropped. For that, only the policy counts that
-    /// the guard was built with. If commands may take longer, give this policy to [`builder`](crate::StampedeGuard::builder):
-    /// [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
+    /// After two commands without an answer within this deadline, the connection is dropped. The deadline that decides this is that of
+    /// the policy with which the guard was built. If commands may take longer, give this policy to
+    /// [`builder`](crate::StampedeGuard::builder): [`with_policy`](crate::StampedeGuard::with_policy) does not change the connections.
     command_timeout(command_timeout: Duration => command_timeout);
 
     /// What happens while the store cannot be reached. Defaults to [`OnStoreDown::FailOpen`].
@@ -412,11 +413,12 @@ setters! { PolicyBuilder:
 }
 
 setters! { AdaptiveLoads:
-    /// The limit of a fleet that has not loaded for ten minutes, or whose store has lost its data. Defaults to 20.
+    /// The limit with which a fleet starts: the first time, after ten minutes without a load, or after its store has lost its data.
+    /// Defaults to 20.
     start(loads: u32 => start);
-    /// The limit never falls below. Defaults to 2.
+    /// The limit never falls below this number. Defaults to 2.
     min(loads: u32 => min);
-    /// The limit never rises above, nor above [`max_concurrent_loads`](PolicyBuilder::max_concurrent_loads). Defaults to 5,000.
+    /// The limit never rises above this number, nor above [`max_concurrent_loads`](PolicyBuilder::max_concurrent_loads). Defaults to 5,000.
     max(loads: u32 => max);
 }
 
@@ -425,7 +427,8 @@ impl PolicyBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`], naming the settings that contradict each other and values that would not.
+    /// [`ErrorKind::InvalidPolicy`]. The text names a setting that is out of its range, with the range, or two settings that contradict
+    /// each other, with advice.
     pub fn build(self) -> Result<Policy, Error> {
         let Self { mut policy, wait_timeout, command_timeout } = self;
         policy.command_timeout = command_timeout.unwrap_or_else(|| policy.usual_command_timeout());
@@ -438,7 +441,7 @@ impl PolicyBuilder {
     }
 }
 
-/// Why the settings are refused.
+/// Why the settings are refused; `None` if they are valid.
 fn refusal(policy: &Policy) -> Option<String> {
     let found = unusable_name(&policy.name).or_else(|| time_out_of_range(policy));
     let found = found.or_else(|| number_out_of_range(policy)).or_else(|| unusable_tags(&policy.tags));
@@ -447,7 +450,7 @@ fn refusal(policy: &Policy) -> Option<String> {
     found.or_else(|| contradiction(policy))
 }
 
-/// Why the name does not work as a label, which a dashboard shows and a query quotes.
+/// Why the name is refused, if it is: it must work as a label, which a dashboard shows and a query quotes.
 fn unusable_name(name: &str) -> Option<String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
     if !(1..=64).contains(&name.len()) {
@@ -479,7 +482,7 @@ fn time_out_of_range(policy: &Policy) -> Option<String> {
         ("lease", policy.lease, MS * 100, DAY),
         ("load_timeout", policy.load_timeout, MS, DAY),
         ("permit_timeout", policy.permit_timeout, Duration::ZERO, DAY),
-        // The default is a sum of the limits above, so its limit is higher.
+        // Its default is the sum of `load_timeout`, `lease` and perhaps `permit_timeout`, so its own range is wider.
         ("wait_timeout", policy.wait_timeout, MS, DAY * 2),
         ("invalidate_replicas' timeout", replicas_within, MS, Duration::from_secs(60)),
         ("coordination_budget", policy.coordination_budget, MS * 2, DAY),

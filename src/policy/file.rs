@@ -75,12 +75,12 @@ choices!(OnWaitTimeout: "load" = Self::Load, "fail" = Self::Fail);
 choices!(OnStoreDown: "fail_open" = Self::FailOpen, "fail_closed" = Self::FailClosed);
 choices!(Codec: "message_pack" = Self::MessagePack, "json" = Self::Json);
 
-/// A number; `None` for no bound, which is the default of these settings.
+/// The number to write; `None` for no bound, which is the default of the settings that use this function.
 fn bound(number: usize) -> Option<Value> {
     (number != usize::MAX).then(|| Value::of_bound(number))
 }
 
-/// A tag: a text, or a list of the texts of its parts.
+/// In a file, a tag is a text, or a list of the texts of its parts.
 impl FileValue for CacheKey {
     fn read(value: Value) -> Result<Self, String> {
         match value {
@@ -97,7 +97,7 @@ impl FileValue for CacheKey {
     }
 }
 
-/// True or false, or a table of the limit's name and bounds.
+/// In a file, the setting is true or false, or a table of the limit's name, start and bounds.
 impl FileValue for AdaptiveLoads {
     fn read(value: Value) -> Result<Self, String> {
         let Value::Table(settings) = value else { return bool::read(value).map(Self::from) };
@@ -121,7 +121,7 @@ impl FileValue for AdaptiveLoads {
     }
 }
 
-/// How many replicas an invalidation waits for, and for how long.
+/// In a file, a table of how many replicas an invalidation waits for, and for how long.
 impl FileValue for (u32, Duration) {
     fn read(value: Value) -> Result<Self, String> {
         let (mut replicas, mut timeout) = (None, None);
@@ -141,12 +141,12 @@ impl FileValue for (u32, Duration) {
     }
 }
 
-/// Reads the settings that a file has; all others keep their defaults. As [`PolicyBuilder::build`], refuses settings that
-/// contradict each other.
+/// Reads the settings that a file has; all others keep their defaults. Refuses what [`PolicyBuilder::build`] refuses, such as settings
+/// that contradict each other.
 ///
-/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`, which is also the number of a setting without a
-/// bound. Settings that are functions or types (`audit_by`, `share_errors`, and of HTTP `key` and `personal_extension`) are
-/// refused: add them in code, by [`Policy::to_builder`].
+/// Durations are texts, such as `"250ms"`, `"30s"`, `"1h30m"` or `"max"`. For a number that may be unbounded (`max_waiters`,
+/// `max_fail_open_loads`, `compress_from`), `"max"` means no bound. Settings that are functions or types (`audit_by`,
+/// `share_errors`, and of HTTP `key` and `personal_extension`) are refused: add them in code, by [`Policy::to_builder`].
 ///
 /// # Examples
 ///
@@ -184,7 +184,7 @@ impl Serialize for Policy {
         builder.command_timeout = Some(self.command_timeout);
         let value = setting::write(SETTINGS, &builder);
         let read = setting::read_value(SETTINGS, value.clone()).map(PolicyBuilder::build);
-        // Refuse to write a policy that would be read back as another one.
+        // Refuse to write a policy if reading the text back would make another policy.
         if !read.is_ok_and(|read| read.is_ok_and(|read| self.is_preserved_in(read))) {
             return Err(ser::Error::custom(NOT_WRITABLE));
         }

@@ -1,12 +1,12 @@
 //! [`Policy`]: lifetimes of values and limits of loads, valid by construction.
 //!
-//! Every default is defined here once, with its reason.
+//! `Policy::default` defines every default once, with its reason.
 //!
 //! - [`AuditSettings`]: how hits are audited, and when an audited value counts as the same.
 //! - [`Budget`]: the time that the store may add to one request.
-//! - [`SharedErrors`]: the types of loaders' errors that reach callers in other processes as values.
+//! - [`SharedErrors`]: the types of loaders' errors that callers in other processes receive as such, not only as text.
 //!
-//! The last part checks which settings must not change while a guard runs.
+//! The last part refuses a new policy for a running guard if it changes a setting that must stay.
 
 mod builder;
 #[cfg(feature = "serde")]
@@ -39,7 +39,7 @@ use crate::value::entry::{Encoding, Expiry, Lifetimes};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnWaitTimeout {
-    /// Load outside the lease, once per process for all its waiters.
+    /// Load without the lease: one load in each process, for all callers there that have waited too long.
     #[default]
     Load,
     /// Fail with [`ErrorKind::Timeout`](crate::ErrorKind::Timeout), over HTTP 504, if no value within
@@ -52,11 +52,11 @@ pub enum OnWaitTimeout {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnOverload {
-    /// Fail it, and all its waiters, with [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP,
+    /// Fail the load and all its waiters, or the caller, with [`ErrorKind::Overloaded`](crate::ErrorKind::Overloaded); over HTTP,
     /// 503 with `Retry-After`. If a stale value may stand in, that is served instead.
     #[default]
     Shed,
-    /// Load nevertheless.
+    /// Load without a permit, or beyond the limit.
     LoadAnyway,
 }
 
@@ -75,11 +75,11 @@ pub enum OnAbsent {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnStoreDown {
-    /// Load without the fleet, still once per process and key.
+    /// Load without coordination with other processes, still once per process and key.
     #[default]
     FailOpen,
     /// Fail with [`ErrorKind::Store`](crate::ErrorKind::Store); over HTTP, 503 with `Retry-After`. For origins that
-    /// cannot take one load per replica.
+    /// cannot take one load per process and key.
     FailClosed,
 }
 
@@ -100,7 +100,7 @@ pub enum OnStoreDown {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
-    /// The label of its metrics.
+    /// The label `policy` of its metrics.
     pub(crate) name: Arc<str>,
     /// The counters of requests under this policy.
     pub(crate) counters: Arc<PolicyCounters>,
@@ -135,7 +135,7 @@ pub struct Policy {
     pub(crate) on_store_down: OnStoreDown,
     pub(crate) max_fail_open_loads: usize,
     pub(crate) error_for: Duration,
-    /// Types of errors that other processes receive as values.
+    /// The types of loaders' errors that other processes receive as errors of that type, not only as text.
     pub(crate) errors: SharedErrors,
     pub(crate) audit: AuditSettings,
     pub(crate) shadow: bool,
@@ -146,8 +146,8 @@ pub struct Policy {
     pub(crate) http: Arc<crate::http_rules::settings::HttpPolicy>,
 }
 
-/// The most bytes that a response takes besides its body: its metadata, with a length of two bytes, and its header section,
-/// which `StoredResponse` bounds. Without HTTP, no payload has a head.
+/// The most bytes that a stored response takes besides its body: its metadata, whose length fits two bytes, and its header section,
+/// which `StoredResponse` bounds. Without the feature `http`, no payload has a head.
 const LONGEST_HEAD: usize = if cfg!(feature = "http") { 192 * 1024 } else { 0 };
 
 /// The name of a policy whose builder sets none.
@@ -158,7 +158,7 @@ impl Policy {
         self.counters.add(count);
     }
 
-    /// Records how long a request waited for another caller's load.
+    /// Records how long a request waited for another caller's load, and counts the wait as long from 80 % of `wait_timeout` on.
     pub(crate) fn waited(&self, wait: Duration) {
         if wait >= self.wait_timeout.mul_f64(0.8) {
             self.count(Count::long_waits);
@@ -166,12 +166,12 @@ impl Policy {
         self.counters.record("stampede_guard_wait_seconds", wait);
     }
 
-    /// The default deadline of one command: the budget covers two.
+    /// The default deadline of one command: half of the budget, so that the budget covers two commands.
     fn usual_command_timeout(&self) -> Duration {
         self.coordination_budget / 2
     }
 
-    /// The longest duration of a load, with its waits for the lease and the permit.
+    /// The longest duration of a load, including its waits for the lease and, with a limit of loads, for the permit.
     pub(crate) fn longest_load(&self) -> Duration {
         let queued = self.load_limit().map_or(Duration::ZERO, |_| self.permit_timeout);
         self.load_timeout.saturating_add(self.lease).saturating_add(queued)
@@ -194,7 +194,7 @@ impl Policy {
         Some(LoadLimitSettings { name: format!("loads:a:{name}").into(), start, bounds: Some(bounds) })
     }
 
-    /// The lifetimes that are stored for a value with these nominal ones: a random part less of the fresh one, the jitter.
+    /// The lifetimes with which a value with these nominal ones is stored: `fresh_for` is shortened by a random part, the jitter.
     pub(crate) fn jittered(&self, lifetimes: Lifetimes) -> Lifetimes {
         let fresh_for = lifetimes.fresh_for;
         // Subtracts a fraction instead of multiplying, because a product that is rounded up may exceed the largest `Duration`.
@@ -212,7 +212,7 @@ impl Policy {
         }
     }
 
-    /// Whether the policy gives tags to values.
+    /// Whether the policy gives tags to values, by its own list or by the path of a response.
     pub(crate) fn is_tagged(&self) -> bool {
         self.invalidate_all || !self.tags.is_empty() || self.has_path_tags()
     }
@@ -222,7 +222,7 @@ impl Policy {
         self.is_tagged() || key.has_report()
     }
 
-    /// Whether the tags of two values may differ.
+    /// Whether each response has the tag of its path, so that two values under this policy may have different tags.
     fn has_path_tags(&self) -> bool {
         #[cfg(feature = "http")]
         if self.http.path_tags {
@@ -231,12 +231,12 @@ impl Policy {
         false
     }
 
-    /// The tag of the path of an HTTP resource, or of a variant of it, if its responses have one.
+    /// The tag of the path of `key`, if the policy sets path tags and this is the key of an HTTP resource or of a variant of one.
     pub(crate) fn path_tag(&self, namespace: &str, key: &Key) -> Option<Key> {
         if self.has_path_tags() { key.of_path(namespace) } else { None }
     }
 
-    /// The tags of every value of `key`, in `namespace`.
+    /// The tags that this policy gives to every value of `key`, in `namespace`.
     #[inline]
     pub(crate) fn tag_keys(&self, namespace: &str, key: &Key) -> Vec<Key> {
         if !self.has_tags(key) {
@@ -272,12 +272,12 @@ impl Policy {
         self.negative_for.unwrap_or(self.fresh_for)
     }
 
-    /// Whether a value with this encoding says "there is nothing".
+    /// Whether the value says "there is nothing" and the policy has a lifetime of its own for such values.
     pub(crate) fn is_negative(&self, encoding: Encoding, payload: &[u8]) -> bool {
         self.negative_for.is_some() && Codec::is_nothing(encoding, payload)
     }
 
-    /// Whether values may be loaded anew before they are stale.
+    /// Whether the policy lets values be loaded anew before they are stale.
     pub(crate) fn refreshes_early(&self) -> bool {
         self.refresh_ahead > 0.0 || self.early_refresh > 0.0
     }
@@ -344,9 +344,9 @@ impl Default for Policy {
             invalidate_all: false,
             replicas: None,
             max_concurrent_loads: None,
-            // It costs two commands per load.
+            // A limit costs two commands per load, so it must be an explicit choice.
             adaptive_loads: AdaptiveLoads::off(),
-            // Longer than a client wants to wait in a queue before the origin has even begun.
+            // A client seldom wants to wait longer in a queue before the origin has even begun.
             permit_timeout: Duration::from_secs(5),
             on_overload: OnOverload::Shed,
             // Each waiter holds a request open. Beyond this number the process itself is at risk.
@@ -379,10 +379,10 @@ impl Default for Policy {
     }
 }
 
-/// A limit of concurrent loads in the fleet.
+/// A limit of concurrent loads in the whole fleet, fixed or adaptive.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadLimitSettings {
-    /// Policies with the same name share it.
+    /// Policies whose limits have the same name share one limit.
     pub(crate) name: Arc<str>,
     pub(crate) start: u32,
     /// `None` for a fixed limit.
@@ -390,7 +390,7 @@ pub(crate) struct LoadLimitSettings {
 }
 
 impl LoadLimitSettings {
-    /// The setting, for errors.
+    /// The setting's name, with a fixed limit's number, for error messages.
     pub(crate) fn text(&self) -> String {
         match self.bounds {
             None => format!("max_concurrent_loads ({})", self.start),
@@ -435,7 +435,7 @@ impl AdaptiveLoads {
         Self { is_on: false, ..Self::new() }
     }
 
-    /// Policies with the same name share one limit: give one name to all that load from one origin. Defaults to the policy's name.
+    /// Policies with the same name share one limit: give one name to all policies that load from one origin. Defaults to the policy's name.
     pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = Some(name.into());
         self
@@ -454,13 +454,13 @@ impl From<bool> for AdaptiveLoads {
     }
 }
 
-/// The settings of audits.
+/// How many hits are audited, and how their values are compared.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct AuditSettings {
     /// The fraction of hits that are audited.
     pub(crate) fraction: f64,
     pub(crate) grace: Duration,
-    /// `None` compares the bytes.
+    /// The caller's comparison; `None` compares the bytes.
     same: Option<SameValue>,
 }
 
@@ -472,7 +472,7 @@ impl Default for AuditSettings {
     }
 }
 
-/// An encoded value.
+/// One of the two encoded values that an audit compares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Encoded<'a> {
     pub(crate) encoding: Encoding,
@@ -482,7 +482,7 @@ pub(crate) struct Encoded<'a> {
 /// Decodes and compares two values; `None` if one of them is not of the caller's type.
 type Compare = dyn Fn([Encoded<'_>; 2]) -> Option<bool> + Send + Sync;
 
-/// A caller's comparison.
+/// The comparison that a program has set with `audit_by`.
 #[derive(Clone)]
 struct SameValue(Arc<Compare>);
 
@@ -495,7 +495,7 @@ impl PartialEq for SameValue {
 }
 
 impl AuditSettings {
-    /// Whether this hit is audited.
+    /// Decides at random whether this hit is audited.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         self.fraction > 0.0 && fastrand::f64() < self.fraction
@@ -516,14 +516,14 @@ impl AuditSettings {
     pub(crate) fn is_same(&self, values: [Encoded<'_>; 2]) -> Option<bool> {
         match &self.same {
             Some(same) => (same.0)(values),
-            // The values were encoded by different codecs.
+            // Bytes of different codecs cannot be compared.
             None if values[0].encoding != values[1].encoding => None,
             None => Some(values[0].payload == values[1].payload),
         }
     }
 }
 
-/// The time that the store's round trips may still add to one request.
+/// The time that the store's round trips may still add to one request, and the deadline of each of its commands.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     left: Duration,
@@ -536,7 +536,7 @@ impl Budget {
         self.left
     }
 
-    /// The deadline of the next command; `None` when nothing is left.
+    /// How long the next command may take; `None` once the budget is used up.
     pub(crate) fn next(&self) -> Option<Duration> {
         (!self.left.is_zero()).then(|| self.left.min(self.command))
     }
@@ -569,13 +569,13 @@ impl PartialEq for ErrorType {
 
 debug_as!(self: ErrorType => "{}", self.name);
 
-/// One codec for the errors of all policies, because the processes of a rolling deploy may have different codecs for values.
+/// The codec of all shared errors, whatever the codec for values is: two processes of a rolling deploy may have different ones for values.
 const CODEC: Codec = Codec::MessagePack;
 
 fn encode<E: Serialize + DeserializeOwned + 'static>(error: &dyn Any) -> Option<EncodedError> {
     let (encoding, payload) = CODEC.encode(error.downcast_ref::<E>()?).ok()?;
     let name = type_name::<E>();
-    // `Bytes` are stored as they are, without an encoding, and are not an error type.
+    // An `E` that is `Bytes` would be encoded as RAW: it is no error type.
     let fits = encoding == Encoding::MESSAGE_PACK && payload.len().max(name.len()) <= EncodedError::LONGEST;
     let is_sound = fits && Codec::unreadable::<E>(encoding, &payload).is_none();
     is_sound.then_some(EncodedError { type_name: name.into(), payload })
@@ -587,7 +587,7 @@ fn decode<E: DeserializeOwned + Send + Sync + 'static>(
     Codec::decode::<E>(Encoding::MESSAGE_PACK, &error.payload).map(|error| Arc::new(error) as _)
 }
 
-/// The types that a policy names.
+/// The types of loaders' errors that a policy names for other processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SharedErrors(Vec<ErrorType>);
 
@@ -599,7 +599,7 @@ impl SharedErrors {
         }
     }
 
-    /// Whether the policy names each type of the others.
+    /// Whether these types include all of `others`.
     fn include(&self, others: &Self) -> bool {
         others.0.iter().all(|other| self.0.contains(other))
     }
@@ -608,7 +608,7 @@ impl SharedErrors {
         self.0.iter().find(|named| named.id == TypeId::of::<E>())
     }
 
-    /// A loader's error for other processes, if its type is named.
+    /// The bytes of a loader's error for other processes, if the policy names its type and the error can be sent.
     pub(crate) fn encode<E: 'static>(&self, error: &E) -> Option<EncodedError> {
         (self.named::<E>()?.encode)(error)
     }

@@ -30,8 +30,8 @@ pub enum Codec {
 
 impl Codec {
     /// Whether `value` can be encoded and read back, and whether the value read back has the same encoding. A value that cannot be
-    /// read back is not shared: each caller loads it. One that comes back changed is shared, and later callers get another value
-    /// than the first. Use this in tests of your own types, because the log does not state the reason: it may contain the value.
+    /// read back is not shared: each caller loads it. A value that comes back changed is shared, and later callers get another value
+    /// than the first caller. Use this in tests of your own types, because the log does not state the reason: it may contain the value.
     ///
     /// The encodings are compared as bytes in any order, because maps and sets come back in another order. Fields that are not
     /// encoded (`#[serde(skip)]`) are compared by [`check_eq`](Self::check_eq) only.
@@ -114,8 +114,8 @@ impl Codec {
         Ok(back)
     }
 
-    /// Encodes `value`, and returns the encoding used. A `Serialize` that panics is an error: it must not take the value from the
-    /// caller that loaded it.
+    /// Encodes `value`, and returns the encoding used. A `Serialize` that panics is an error: the panic must not reach the caller that
+    /// loaded the value, which can still use it.
     pub(crate) fn encode<T: Serialize + 'static>(self, value: &T) -> Result<(Encoding, Bytes), Error> {
         if let Some(bytes) = (value as &dyn Any).downcast_ref::<Bytes>() {
             return Ok((Encoding::RAW, bytes.clone()));
@@ -129,7 +129,7 @@ impl Codec {
         })
     }
 
-    /// Whether a payload is the encoding of `None` and `()`.
+    /// Whether a payload is the encoding that `None` and `()` have in common.
     pub(crate) fn is_nothing(encoding: Encoding, payload: &[u8]) -> bool {
         match encoding {
             Encoding::MESSAGE_PACK => payload == [0xc0],
@@ -151,8 +151,8 @@ impl Codec {
         Self::read::<T>(encoding, payload).err().map(unreadable)
     }
 
-    /// A `Deserialize` or `From` that panics is an error like any other that rejects the payload: the next load replaces the
-    /// entry.
+    /// Decodes a payload. A panic of the type's `Deserialize` or `From` is an error, as if it had rejected the payload: the next load
+    /// replaces the entry.
     fn read<T: DeserializeOwned + 'static>(encoding: Encoding, payload: &Bytes) -> Result<T, Cause> {
         let mut value: Option<T> = None;
         if let Some(bytes) = (&mut value as &mut dyn Any).downcast_mut::<Option<Bytes>>() {

@@ -95,16 +95,16 @@ impl Encoding {
 pub(crate) struct Entry {
     pub(crate) kind: EntryKind,
     pub(crate) encoding: Encoding,
-    /// Milliseconds on the store's clock.
+    /// When the value was stored, in milliseconds on the store's clock.
     pub(crate) stored_at: u64,
     /// Until when, and how, the value may be served.
     pub(crate) expiry: Expiry,
-    /// The loader compares this with the origin to see whether the value has changed; empty if there is none.
+    /// The loader sends or compares this to learn whether the value has changed at the origin; empty for a value without a validator.
     pub(crate) validator: Box<[u8]>,
     /// The tags under which the value is invalidated, besides its key.
     pub(crate) tags: TagList,
     pub(crate) payload: Bytes,
-    /// The payload as it is stored, if that is compressed.
+    /// The payload in its stored form, if it is stored compressed.
     pub(crate) packed: Packed,
 }
 
@@ -211,7 +211,7 @@ impl Entry {
         if header[2] != VERSION {
             return Err(Unreadable::Version(header[2]));
         }
-        // In the order in which `encode` writes them.
+        // The fields are read in the order in which `encode` writes them.
         let mut fields = &header[CRC_AT..];
         let crc = fields.get_u32_le();
         let (encoding, kind) = (Encoding(fields.get_u8()), fields.get_u8());
@@ -248,7 +248,7 @@ impl Entry {
     }
 }
 
-/// Decompresses the payload at `at`. Its length is checked before memory is allocated for it.
+/// Decompresses the payload that begins at offset `at`. The length that it states is checked before memory is allocated for it.
 #[cold]
 fn unpacked(
     raw: &Bytes,
@@ -272,7 +272,8 @@ fn unpacked(
 pub(crate) struct Packed(Option<Arc<Bytes>>);
 
 impl Packed {
-    /// Compresses a payload of `from` bytes or more; empty if that saves less than an eighth, and without the feature `lz4`.
+    /// Compresses a payload of `from` bytes or more. Holds nothing for a shorter payload, if compression saves less than an eighth, or
+    /// without the feature `lz4`.
     #[inline]
     pub(crate) fn of(payload: &[u8], from: usize) -> Self {
         let packed = if payload.len() < from { None } else { lz4::compressed(payload) };
@@ -324,7 +325,7 @@ mod lz4 {
     }
 }
 
-/// Sets the checksum of an entry's bytes.
+/// These bytes of an entry with the checksum that matches them.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn sealed(mut raw: Vec<u8>) -> Bytes {
     if raw.len() >= HEADER {
@@ -337,33 +338,34 @@ pub(crate) fn sealed(mut raw: Vec<u8>) -> Bytes {
 /// How long a value may be served from the end of its load on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lifetimes {
-    /// Without restriction. Zero: only callers that waited for the load are served.
+    /// How long the value is served without restriction. Zero: it goes only to callers that waited for its load.
     pub(crate) fresh_for: Duration,
-    /// After `fresh_for`, while the value is loaded anew in the background (RFC 5861, 3).
+    /// How long after `fresh_for` it is served while it is loaded anew in the background (RFC 5861, 3).
     pub(crate) stale_while_revalidate: Duration,
-    /// After `fresh_for`, if a load fails or takes too long (RFC 5861, 4).
+    /// How long after `fresh_for` it is served if a load fails or takes too long (RFC 5861, 4).
     pub(crate) stale_if_error: Duration,
-    /// After `fresh_for`, only for the next load to revalidate; the value is not served.
+    /// How long after `fresh_for` it stays stored for the next load to revalidate. This alone does not permit serving it.
     pub(crate) keep_for: Duration,
 }
 
 /// A century. A server or a timer adds a lifetime to the present, and the sum must be representable there.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Until when a value may be served, in milliseconds on the store's clock: the first moment at which it
-/// may not.
+/// Until when a value may be served, in milliseconds on the store's clock. Each time is the first moment at which the
+/// value may no longer be served in that way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Expiry {
-    /// Without restriction.
+    /// Until when the value is served without restriction.
     pub(crate) fresh_until: u64,
-    /// While the value is loaded anew in the background.
+    /// Until when it is served while it is loaded anew in the background.
     pub(crate) stale_until: u64,
-    /// If a load fails or takes too long.
+    /// Until when it is served if a load fails or takes too long.
     pub(crate) error_until: u64,
-    /// No load before this moment, because one has ended without a value to store. Zero if none has. Never later than the moment
-    /// until which the value may be served after that load: it paces loads and extends no window.
+    /// No refresh begins before this moment, because a load has ended without a value to store; zero if no load has. Never later than the
+    /// moment until which the value may be served after that load: it paces loads and extends no window. Values that are as small as
+    /// [`Storage::MARKS`] are marks and no times.
     pub(crate) retry_at: u64,
-    /// How long the load took, in milliseconds.
+    /// How long the value's load took, in milliseconds.
     pub(crate) load_ms: u32,
 }
 
@@ -389,15 +391,15 @@ impl Unstored {
 /// How a value may be served at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
-    /// Without restriction.
+    /// It is served without restriction.
     Fresh,
-    /// Stale; a load in the background should replace it.
+    /// It is served stale, and a load in the background should replace it.
     Stale,
-    /// Stale; a load has ended recently without a value to store, so no other should begin yet.
+    /// It is served stale. A load has ended recently without a value to store, so no other load should begin yet.
     BackingOff,
-    /// Only if a load fails or takes too long.
+    /// It is served only if a load fails or takes too long.
     StaleIfError,
-    /// Not at all.
+    /// It is not served.
     Expired,
 }
 
@@ -409,12 +411,12 @@ impl Freshness {
 }
 
 impl Lifetimes {
-    /// Fresh for a while, then never served.
+    /// The lifetimes of a value that is fresh for this time, and then never served.
     pub(crate) fn fresh(fresh_for: Duration) -> Self {
         Self { fresh_for, ..Self::default() }
     }
 
-    /// The times of a value whose load ended at `now`, and how long the store keeps it; zero means not at all.
+    /// The times of a value whose load ended at `now`, and how long the store keeps the value; zero means that it is not stored.
     pub(crate) fn from(&self, now: u64, load_time: Duration) -> (Expiry, Duration) {
         let Self { fresh_for, stale_while_revalidate, stale_if_error, keep_for } = *self;
         let [fresh_for, stale_while_revalidate, stale_if_error, keep_for] =
@@ -437,18 +439,19 @@ impl Lifetimes {
 pub(crate) enum Storage {
     #[default]
     Stored,
-    /// The lease had ended, perhaps because of a change that is not acknowledged yet.
+    /// Not stored: the load's lease had ended, perhaps because of a change that is not acknowledged yet.
     NotStored,
-    /// The load had no lease.
+    /// Not stored: the load had no lease.
     Unleased,
-    /// The commit has no answer yet.
+    /// Unknown: the store has not answered the commit.
     Unconfirmed,
-    /// The loader or the policy forbids to store it.
+    /// Not stored: the loader or the policy forbids it.
     Forbidden,
 }
 
 impl Storage {
-    /// The values of `retry_at` that mark a value for its waiters. These times are long past, so they mean no back-off.
+    /// The values of [`retry_at`](Expiry::retry_at) that tell waiters whether their value is stored. As times they are long past, so they
+    /// cause no back-off.
     const MARKS: [(u64, Self); 4] =
         [(1, Self::NotStored), (2, Self::Unleased), (3, Self::Unconfirmed), (4, Self::Forbidden)];
 }
@@ -512,7 +515,8 @@ impl Expiry {
         }
     }
 
-    /// The times of the same value after a load that ended at `now` without a value to store: no load begins during `back_off`.
+    /// The times of the same value after a load that ended at `now` without a value to store: no refresh begins during `back_off`, which
+    /// ends early if the value may no longer be served.
     pub(crate) fn rested(mut self, unstored: Unstored, now: u64, back_off: Duration) -> Self {
         self.retry_at = now.saturating_add(ms(back_off)).min(self.served_until(unstored));
         if let Unstored::Failure { before } = unstored {
@@ -521,32 +525,32 @@ impl Expiry {
         self
     }
 
-    /// Whether this caller should load the value anew although it is fresh: XFetch (Vattani, Chierichetti and
+    /// Whether a caller should load the value anew although it is fresh: XFetch (Vattani, Chierichetti and
     /// Lowenstein, "Optimal Probabilistic Cache Stampede Prevention", VLDB 2015). The probability rises towards the end
     /// of freshness and with the load's duration; `random` is uniform in `0..1`.
     pub(crate) fn is_due_early(&self, now: u64, beta: f64, random: f64) -> bool {
-        // -ln(0) is infinite: due.
+        // For a `random` of 0, `-ln` is infinite, so the load is due.
         let ahead = f64::from(self.load_ms) * beta * -random.ln();
         now < self.fresh_until && (self.fresh_until - now) as f64 <= ahead
     }
 }
 
-/// The duration in whole milliseconds.
+/// The duration in whole milliseconds; `u64::MAX` if it has more.
 pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A tag with its id at one moment.
+/// A tag with the id that it had when the id was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TagId {
     pub(crate) tag: Key,
     pub(crate) id: u64,
 }
 
-/// How many tags a value may have besides those of its policy, of which there are fewer, and the tag of everything.
+/// How many tags of its own a value may have. The tags of its policy, which are fewer, and the tag of everything come on top.
 pub(crate) const MOST_TAGS: usize = 16;
 
-/// A caller's tags as keys. The caller has already set `before` other tags.
+/// A caller's tags as keys. `before` is the number of tags that the caller has set for the same value earlier.
 pub(crate) fn tag_keys<K: Into<CacheKey>>(
     namespace: &str,
     tags: impl IntoIterator<Item = K>,
@@ -584,7 +588,7 @@ impl TagList {
     pub(crate) fn new(tags: &[TagId]) -> Self {
         let mut bytes = Vec::new();
         for TagId { tag, id } in tags {
-            // A key's name is bounded.
+            // A key's name is bounded, so its length fits two bytes.
             bytes.put_u16_le(tag.name().len() as u16);
             bytes.put_slice(tag.name().as_bytes());
             bytes.put_u64_le(*id);

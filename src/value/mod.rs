@@ -49,13 +49,13 @@ pub(crate) trait EntryReader {
     /// Makes the value of an entry, for a call at `now` on the store's clock. `None` if the entry holds no such value.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Self::Value>;
 
-    /// Makes the caller's value of one that is still incoming.
+    /// Makes this caller's value of a value that is still being received; `None` if the caller cannot use it.
     fn open_incoming(&self, _incoming: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
     }
 }
 
-/// A function that makes the value of an entry reads it for a caller that accepts what the entry's times allow.
+/// A function that makes the value of an entry is a reader for a caller that accepts every entry that is within its times.
 impl<F, V> EntryReader for F
 where
     F: Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
@@ -67,7 +67,7 @@ where
     }
 }
 
-/// For a caller that requires a new load: it accepts no older value.
+/// The reader of a caller that requires a new load: it accepts no older value.
 pub(crate) struct ForcedReader<R>(pub(crate) R);
 
 impl<R: EntryReader> EntryReader for ForcedReader<R> {
@@ -81,7 +81,7 @@ impl<R: EntryReader> EntryReader for ForcedReader<R> {
         false
     }
 
-    /// Otherwise each of the concurrent callers would load for itself.
+    /// No: otherwise, after a failed load, each of the concurrent callers would load for itself.
     fn goes_on_alone(&self) -> bool {
         false
     }
@@ -98,7 +98,7 @@ pub(crate) struct StoredEntry {
     pub(crate) content: Result<Entry, Bytes>,
     /// The policy's tags that were checked in this read.
     pub(crate) checked: Box<[Key]>,
-    /// The value that the first caller makes of the entry, for the other callers of a shared read.
+    /// The value that the first caller makes of the entry, for the other callers of a shared read; `None` if the read is not shared.
     pub(crate) shared: Option<SharedValue>,
 }
 
@@ -108,17 +108,17 @@ impl StoredEntry {
         Self { content, checked: Box::default(), shared: None }
     }
 
-    /// The same for all callers that share the read, which checked these tags.
+    /// This entry for all callers that share the read, which checked these tags.
     pub(crate) fn shared(self, checked: &[Key]) -> Self {
         Self { checked: checked.into(), shared: Some(SharedValue::new()), ..self }
     }
 
-    /// The value, if there is one: it may be served if a load fails, and the load may revalidate it.
+    /// The entry, if it holds a value: that value may be served if a load fails, and the load may revalidate it.
     pub(crate) fn value(&self) -> Option<&Entry> {
         self.content.as_ref().ok().filter(|entry| entry.kind == EntryKind::Value)
     }
 
-    /// The bytes as they are stored.
+    /// The bytes of this entry as they are stored under `key`.
     pub(crate) fn raw(&self, key: &Key) -> Bytes {
         match &self.content {
             Ok(entry) => entry.encode(key),
@@ -179,7 +179,7 @@ pub(crate) enum FlightOutcome {
     Abandoned,
 }
 
-/// The tags of the guard's errors; that of `Timeout` stands for all other kinds.
+/// The first byte of an outcome that is an error of the guard, by the error's kind. A kind that is not listed is sent as `Timeout`.
 const ERROR_TAGS: [(u8, ErrorKind); 5] = [
     (b't', ErrorKind::Timeout),
     (b'o', ErrorKind::Overloaded),
@@ -189,12 +189,12 @@ const ERROR_TAGS: [(u8, ErrorKind); 5] = [
 ];
 
 impl FlightOutcome {
-    /// The value, if there is a current one.
+    /// The value, if the outcome is a current one: not stale, and not incoming.
     pub(crate) fn into_value(self) -> Option<Entry> {
         if let Self::Value(entry) = self { Some(entry) } else { None }
     }
 
-    /// The failure of the leading caller if its loader has returned no value.
+    /// The failure that the leading caller receives if its loader has returned no value.
     pub(crate) fn into_failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
@@ -214,8 +214,8 @@ impl FlightOutcome {
         matches!(self, Self::Value(_) | Self::Stale(_))
     }
 
-    /// Whether the caller did not wait for a load: there was no permit, no capacity, no store, or the load was in another
-    /// process.
+    /// Whether a leading caller with this outcome has waited for no load: it got no permit, capacity or store, or its flight did
+    /// not wait for the load of another process.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
             Self::Failed(Failure::Guard(error)) => {
@@ -272,8 +272,8 @@ impl FlightOutcome {
     }
 }
 
-/// The error's text and the name of its type, each after its length in two bytes (neither is longer than that), then the encoded error. A process
-/// that does not know this form loads for itself.
+/// The bytes of a loader's error: its text and the name of its type, each after its length in two bytes (no text is too long for
+/// two), then the encoded error. A process that does not know this form loads for itself.
 fn encode_error(text: &str, error: &EncodedError) -> Bytes {
     let mut out = BytesMut::with_capacity(5 + text.len() + error.type_name.len() + error.payload.len());
     out.put_u8(b'e');
