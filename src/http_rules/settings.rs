@@ -287,7 +287,8 @@ impl HttpPolicy {
     }
 
     /// The key under which the response to a GET with this request's URI and headers is stored, for
-    /// [`invalidate`](crate::StampedeGuard::invalidate). `None` if such a GET would bypass the cache.
+    /// [`invalidate`](crate::StampedeGuard::invalidate). `None` if such a GET would bypass the cache by its URI or headers; the request's
+    /// extensions are not considered.
     /// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) is the same with all of a guard's policy.
     pub fn cache_key<B>(&self, request: &Request<B>) -> Option<CacheKey> {
         let (keyed, _) = examine(request.headers(), &self.requests, Content::Bypasses).ok()?;

@@ -426,8 +426,8 @@ pub struct AdaptiveLoads {
 impl AdaptiveLoads {
     /// A limit from 2 to 5,000 loads that starts at 20, under the name of its policy.
     pub fn new() -> Self {
-        // An origin that takes 20 loads at once is common, and the climb from there to 1,000 takes some five seconds. One load alone
-        // would hide another's failure.
+        // An origin that takes 20 loads at once is common, and the climb from there to 1,000 takes some five seconds. With a
+        // single permit one load that hangs would keep all others from being tried.
         Self { is_on: true, name: None, start: 20, min: 2, max: 5_000 }
     }
 
