@@ -6,8 +6,8 @@
 //! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is published, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, [`Flight::announce`] may
-//!    publish another outcome to the callers that wait then, and to those that join later.
+//! 4. Every flight ends. Dropping the [`Leader`] publishes an outcome: the one it was made with, unless [`Leader::finish`] sets
+//!    another. Before that, [`Flight::announce`] may publish an outcome to the callers that wait then, and to those that join later.
 //! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
 //!    That loader is used if no caller waits. It no longer has a slot.
@@ -75,8 +75,8 @@ where
         self.join_after_look_up(key, loader, abandoned, slots, false)
     }
 
-    /// As [`join`](Self::join). If `has_looked_up` is set, the caller's own look-up found nothing: it does not join a flight that has lost
-    /// its connection to the store, but starts another in its place. The replacement is not itself replaced.
+    /// Like [`join`](Self::join). If `has_looked_up` is set, the caller's own look-up found nothing: the caller does not join a flight that
+    /// has lost its connection to the store, but starts another in its place. The replacement is not itself replaced.
     pub(crate) fn join_after_look_up(
         self: &Arc<Self>,
         key: &K,
@@ -213,7 +213,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         Arc::clone(&self.flight)
     }
 
-    /// Ends the wait of the caller that began the flight, with this outcome. It keeps its loader.
+    /// Ends the wait of the caller that began the flight, with this outcome. The caller keeps its loader.
     pub(crate) fn leave_first(&self, outcome: O) {
         self.flight.leave(&self.own, outcome);
     }
@@ -256,15 +256,15 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
     }
 }
 
-/// How many questions this process has sent to the store whose answers may be older than a caller accepts. A counter gives the order of
-/// callers and questions; a clock cannot, because two instants may be equal.
+/// How many questions this process has sent to the store, since its start, whose answers may be older than a caller accepts. A counter
+/// gives the order of callers and questions; a clock cannot, because two instants may be equal.
 static QUESTIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// When a caller came. Costs one read of a counter that only misses change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerOrder(u64);
 
-/// When a question was sent to the store.
+/// When a question was sent to the store: its position among callers and questions, and the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentAt {
     order: u64,

@@ -43,7 +43,7 @@ type Shard<K, R, S> = Mutex<HashMap<K, KeyReads<R>, S>>;
 struct KeyReads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
-    /// The callers that came since.
+    /// The callers that came since the read on its way was sent.
     queue: Option<Arc<Mutex<ReadQueue<R>>>>,
     /// How long the most patient caller of the queue waits for a read.
     patience: Duration,
@@ -60,8 +60,8 @@ struct KeyReads<R> {
 pub(crate) enum ReadRole<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
     Solo(SoloRead<'a, K, R, S>),
-    /// Wait for the queue's answer. A caller that receives the queue's reader first spawns it as a task. The id is the
-    /// runtime of that task, if it is known.
+    /// Wait for the queue's answer. A caller that receives the queue's reader must spawn it as a task before it waits. The id is
+    /// the runtime of that task, if it is known.
     Queued(QueuedRead<R>, Option<Id>, Option<BatchReader<K, R, S>>),
 }
 
@@ -145,8 +145,8 @@ pub(crate) struct SoloRead<'a, K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for SoloRead<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
-        // A take-over may have abandoned this read. If another lone read has begun since, this ends that one early, which costs one
-        // read.
+        // A take-over may have abandoned this read. If another lone read has begun since, this marks the new one as ended too early, which
+        // costs one more read.
         let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
         reads.first = false;
         if reads.reader.is_none() {
@@ -176,7 +176,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         &self.key
     }
 
-    /// Records the runtime of the task. Callers that queue before that assume that it is not theirs.
+    /// Records the runtime of the reader's task. Callers that queue before this call assume that the task is in another runtime.
     pub(crate) fn runs_in(&self, runtime: Option<Id>) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
             && reads.reader == Some(self.number)
@@ -200,7 +200,8 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
-    /// Closes the queue, for which the caller must then read. `None`, and this reader is over, if no caller is in the queue.
+    /// Closes the queue, for which the caller must then read. `None`, and this reader is over, if no caller is in the queue or another
+    /// reader has taken over.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
         let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.reader == Some(self.number)) else {
@@ -265,13 +266,13 @@ impl<R> Drop for Batch<R> {
     }
 }
 
-/// The callers that receive one read's answer. They share one allocation and one lock, because there is a queue per read
-/// only, but a caller per request.
+/// The callers that receive one read's answer. They share one allocation and one lock, because there are many more callers than
+/// reads.
 struct ReadQueue<R> {
     answer: Option<Option<R>>,
     /// By the `index` of a [`QueuedRead`], until there is an answer.
     wakers: Vec<Option<Waker>>,
-    /// How many callers have not left.
+    /// How many callers are still in the queue.
     awaiting: usize,
     /// The number of the [`BatchReader`] that reads for this queue.
     reader: usize,
