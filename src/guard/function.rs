@@ -27,7 +27,7 @@ pub trait FunctionResult: Sized {
     type Value;
     /// The error of the function if there is no value.
     type Error;
-    /// The result itself.
+    /// The function's return value for this result.
     fn of(result: Result<Self::Value, Self::Error>) -> Self;
 }
 
@@ -139,7 +139,7 @@ pub fn part<T: KeyPart>(argument: &T) -> &dyn fmt::Display {
     argument
 }
 
-/// Checks an argument that the loader owns.
+/// Checks at compile time that the loader can own this argument.
 pub fn argument<T: LoaderArgument>(_argument: &T) {}
 
 /// The loader's copy of an argument.

@@ -1,9 +1,9 @@
 //! [`StampedeGuard`], the handle to all functions of the crate; and the policy of a running guard, which [`StampedeGuard::set_policy`]
 //! replaces.
 //!
-//! A handle has the policy that it was made with, and the version of that. All its clones share a [`PolicySlot`] with the newest policy:
-//! each call compares the versions, and reads the newest policy only if they differ. So a call has one policy from its first step to its
-//! last.
+//! A handle has the policy that it was made with, and the version of that policy. All its clones share a [`PolicySlot`] with the newest
+//! policy: each call compares the versions, and reads the newest policy only if they differ. So a call has one policy from its first step
+//! to its last.
 //!
 //! Handles that are older than the newest policy stay in use, in layers and in the program's state. Their hits must neither lock nor
 //! write to memory that processors share, so each thread caches the policies that it has read from slots.
@@ -77,7 +77,7 @@ pub struct StampedeGuard {
     policy: Arc<Policy>,
     /// How many times the policy had been replaced when the handle was made.
     version: u64,
-    /// The counters for its requests, if they have a route.
+    /// The counters for the requests of this handle, if they have a route.
     route: Option<Arc<Requests>>,
 }
 
@@ -129,8 +129,8 @@ impl StampedeGuard {
 
     /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
     /// [`Stats::bypassed`], and over HTTP each request passes through. Stored values stay, loads that are running are stored, and changes
-    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](crate::Load::refresh) returns the value of its own load,
-    /// and stores it if the lease of its key is free.
+    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](crate::Load::refresh) returns the value of its
+    /// own load, and stores it if the lease of its key is free.
     ///
     /// For a flag that an operator can change without a restart. [`get`](Self::get) still returns the stored value.
     ///
@@ -173,9 +173,9 @@ impl StampedeGuard {
     ///
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     ///
-    /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
-    /// whichever is longer: the guard goes on connecting in the background. The same if the server runs no scripts, or if it lacks a
-    /// command that loads need, or this user lacks the right to one; the causes name these commands. (On a cluster each master that
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) if the connections are not up within the policy's coordination budget or one
+    /// second, whichever is longer: the guard goes on connecting in the background. Also if the server runs no scripts or lacks a
+    /// command that loads need, or if this user lacks the right to one; the causes name these commands. (On a cluster each master that
     /// can be reached is tested; if all of them say that the cluster is down, that is an error too, as it is for a single server that
     /// is loading or busy.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). Other findings
     /// of [`doctor`](Self::doctor) are no errors here. The text says what to change, as in "no server listens there: see that host and
@@ -211,7 +211,8 @@ impl StampedeGuard {
         counters.snapshot([flights.len(), tasks.count(), retained.count()])
     }
 
-    /// Ends the guard. Later calls send nothing to the store and share one load of their key in this process.
+    /// Ends the guard. Later calls with a loader look nothing up in the store, take no lease, and share one load of their key in this
+    /// process.
     ///
     /// Loads that are running are awaited until `deadline` from now. Then their leases are handed to other processes, or freed,
     /// which takes a round trip each, and at most one second more than `deadline`. If all loads end before `deadline`, this call
@@ -245,7 +246,7 @@ impl StampedeGuard {
             Instant::now() + Duration::from_secs(1)
         };
         let left = end.saturating_duration_since(Instant::now());
-        // Waits for possible leases first: one that turns out to be granted counts as held from then on.
+        // Waits for possible leases first: a possible lease that turns out to be granted counts as held from then on.
         let freed = async {
             self.state.possible_leases.empty(end).await;
             self.state.leases.empty(end).await;
@@ -282,7 +283,7 @@ impl StampedeGuard {
         self.state.answered(self.requests(), key, outcome);
     }
 
-    /// As [`count_answer`](Self::count_answer), for a request that was matched by this route, if any.
+    /// Like [`count_answer`](Self::count_answer), for a request that this route, if there is one, has matched.
     pub(crate) fn count_answer_on(&self, route: Option<&str>, key: &Key, outcome: Outcome) {
         match route {
             Some(route) => self.state.answered(&self.policy.counters.routes.of(route), key, outcome),
@@ -290,7 +291,7 @@ impl StampedeGuard {
         }
     }
 
-    /// Counts a request that passed through.
+    /// Counts a request that the guard passed through without caching.
     pub(crate) fn count_pass(&self) {
         self.state.passed(self.requests());
     }
@@ -299,7 +300,7 @@ impl StampedeGuard {
         self.route.as_ref().unwrap_or_else(|| self.policy.counters.requests())
     }
 
-    /// The same guard, for a request that was matched by this route.
+    /// The same handle, with the counters for requests that this route has matched.
     pub(crate) fn on_route(mut self, route: &str) -> Self {
         self.route = Some(self.policy.counters.routes.of(route));
         self
@@ -443,7 +444,7 @@ impl PolicySlot {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The policy of this version, or a newer one.
+    /// The policy of this version, or a newer policy.
     #[inline]
     fn find(&self, version: u64) -> FoundPolicy {
         // Taken out of the cache, and put back by `remember`: a clone would write to the reference count.

@@ -151,13 +151,13 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
         }
         Err(error) => {
             warn_not_coded(call, &error, type_name::<T>());
-            // No marker: callers with another type may share their values.
+            // No marker is stored: callers with another type may be able to share their values.
             LoadResult::Uncacheable { unstored: Unstored::OfResource, mark: false }
         }
     }
 }
 
-/// Warns the operator that this key has no stampede protection: its value is too long.
+/// Warns the operator that this key has no stampede protection, because its value is too long.
 fn warn_too_long(Call { state, policy, key }: Call<'_>, size: usize) {
     let (is_news, max_body) = (state.unshareable(policy), policy.max_body);
     warn_if!(
@@ -305,8 +305,8 @@ impl<T> LoadContext<T> {
         validator.filter(|text| !text.is_empty())
     }
 
-    /// Stores a validator of at most 1 KiB with the value; a longer one is not stored. A load that sets none keeps
-    /// the previous one.
+    /// Stores a validator of at most 1 KiB with the value; a longer one is not stored. A load that sets no validator keeps
+    /// that of the previous value.
     pub fn set_validator(&mut self, validator: impl Into<String>) {
         let validator = validator.into();
         let stored = if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
@@ -342,12 +342,12 @@ impl<T> LoadContext<T> {
         settings.lifetimes.fresh_for = fresh_for;
     }
 
-    /// As [`PolicyBuilder::stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate), for this value.
+    /// Like [`PolicyBuilder::stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate), for this value.
     pub fn stale_while_revalidate(&mut self, window: Duration) {
         lock(&self.settings).lifetimes.stale_while_revalidate = window;
     }
 
-    /// As [`PolicyBuilder::stale_if_error`](crate::PolicyBuilder::stale_if_error), for this value.
+    /// Like [`PolicyBuilder::stale_if_error`](crate::PolicyBuilder::stale_if_error), for this value.
     pub fn stale_if_error(&mut self, window: Duration) {
         lock(&self.settings).lifetimes.stale_if_error = window;
     }
