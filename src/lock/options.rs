@@ -24,9 +24,9 @@ pub enum Waiting {
         /// Lengthens each pause by a random part of up to this fraction of it, from 0 to 1.
         jitter: f64,
     },
-    /// As `Notify`, and also woken when other programs delete the key or it expires. Asks the server to announce
+    /// Like `Notify`, and also woken when other programs delete the key or the key expires. Asks the server to announce
     /// key events (`CONFIG SET notify-keyspace-events`, added to the present value), which needs the right to do
-    /// so; if the server refuses, this is [`Poll`](Self::Poll), with one warning.
+    /// so; if the server refuses, the caller waits as with [`Poll`](Self::Poll), and one warning is logged.
     Keyspace,
 }
 
@@ -34,9 +34,9 @@ pub enum Waiting {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MutexOptions {
-    /// The time to live if it is neither unlocked nor extended; `None` for ever.
+    /// How long the mutex is held if it is neither unlocked nor extended; `None` for ever.
     pub ttl: Option<Duration>,
-    /// How callers wait for it.
+    /// How callers wait for the mutex.
     pub waiting: Waiting,
     /// How long a caller waits; `None` for ever.
     pub acquire_timeout: Option<Duration>,
@@ -46,11 +46,11 @@ pub struct MutexOptions {
     pub retry_interval: Duration,
     /// The random part that may be added to that pause, as a fraction of it.
     pub jitter: f64,
-    /// How much of the time to live must remain when it is granted.
+    /// How much of the time to live must remain when the mutex is granted.
     pub min_remaining: Duration,
-    /// Whether it is extended in the background until it is unlocked.
+    /// Whether the mutex is extended in the background until it is unlocked.
     pub auto_renew: bool,
-    /// The prefix of its bare key; `None` for a key in this crate's own format.
+    /// The prefix of the mutex's bare key; `None` for a key in this crate's own format.
     pub prefix: Option<String>,
 }
 
@@ -60,11 +60,11 @@ impl Default for MutexOptions {
             // Of the source libraries, one documents 60 s and has no limit (held for ever after a crash), one 10 s.
             // A lock that is never released has to end by itself; longer work extends it.
             ttl: Some(Duration::from_secs(60)),
-            waiting: Waiting::Notify,
             // The promise of a queue: no caller is overtaken.
+            waiting: Waiting::Notify,
             // The value of Redis in Action. Without a bound, a deadlock of two locks never shows.
             acquire_timeout: Some(Duration::from_secs(10)),
-            // Bounded by `acquire_timeout`. redis_exp_lock's default is 0, because it has no other bound.
+            // The attempts are bounded by `acquire_timeout`. redis_exp_lock's default is 0, because it has no other bound.
             retries: None,
             // The value of redis_exp_lock: a server can bear a hundred attempts a second of each waiter.
             retry_interval: Duration::from_millis(10),
@@ -157,7 +157,7 @@ pub enum LockError {
     },
     /// This handle already holds the mutex, or is acquiring it; another clone of it may acquire it too.
     AlreadyAcquired,
-    /// All attempts that [`retries`](super::MutexBuilder::retries) allows found it busy.
+    /// All attempts that [`retries`](super::MutexBuilder::retries) allows found the lock busy.
     TooManyAttempts {
         /// How many attempts were made.
         attempts: u32,
@@ -169,7 +169,7 @@ pub enum LockError {
         /// How long the caller waited.
         waited: Duration,
     },
-    /// It was granted, but the answer came so late that too little of its time to live remained. It was released.
+    /// The lock was granted, but the answer came so late that too little of its time to live remained. It was released again.
     GrantedTooLate {
         /// From the sending of the command until its answer was read.
         elapsed: Duration,
@@ -197,7 +197,7 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// Whether the lock was busy all the time.
+    /// Whether the call failed because the lock was busy all the time.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::TooManyAttempts { .. } | Self::AcquireTimeout { .. })
     }
