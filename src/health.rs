@@ -84,8 +84,8 @@ pub struct Health {
     pub topology: Topology,
     /// The connection that carries commands.
     pub commands: LinkState,
-    /// The connection on which this process is notified that a load has ended. Opened by the first load; without it,
-    /// waits end by their timers.
+    /// The connection on which this process is notified that a load has ended. The first load opens it; without this
+    /// connection, waits end by their timers.
     pub inbox: LinkState,
     /// Whether commands are sent.
     pub breaker: Breaker,
@@ -102,8 +102,8 @@ pub struct Health {
     pub inbox_lag: Option<Duration>,
     /// How many times the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
     pub outages: u64,
-    /// How many times the provider of credentials (`Backend::credentials`) has failed, or the server has refused what it gave. 0
-    /// without a provider.
+    /// How many times, since the guard was made, the provider of credentials (`Backend::credentials`) has failed or the server has
+    /// refused its credentials. 0 without a provider.
     pub credential_failures: u64,
     /// The local tier; `None` if no policy of this guard keeps copies.
     pub local: Option<LocalTierHealth>,
@@ -115,9 +115,9 @@ pub struct Health {
 pub struct LocalTierHealth {
     /// How many copies there are. Copies of values that were changed count until their space is needed.
     pub copies: u64,
-    /// How many bytes they take, by estimate.
+    /// How many bytes the copies take, by estimate.
     pub bytes: u64,
-    /// How many bytes they may take.
+    /// How many bytes the copies may take.
     pub capacity: u64,
     /// How long this process may still serve from memory, unless the lease is renewed, which happens at each third of its term while
     /// callers request copies. Zero while it is not renewed: the store is down, or no caller has requested a copy for some terms.
@@ -198,11 +198,11 @@ pub enum Severity {
 pub struct Finding {
     /// The name of the check: `rights`, `latency`, `eviction` and so on.
     pub check: &'static str,
-    /// How much it matters.
+    /// How much the finding matters.
     pub severity: Severity,
     /// What was found. Never a key, a value or a password.
     pub found: String,
-    /// What it costs; empty if it costs nothing.
+    /// What the finding costs the service; empty if it costs nothing.
     pub cost: String,
     /// What to do; empty if there is nothing to do.
     pub advice: String,

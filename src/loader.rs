@@ -60,8 +60,8 @@ impl Delivery {
         announce(waiters);
     }
 
-    /// Ends the load with this result. `release` completes the client's response, or its error: it is called once the result is published,
-    /// or once the caller's budget for that is used up, before the other waiters are answered.
+    /// Ends the load with this result. `release` completes the client's response, or its error. It is called once the result is published,
+    /// or once the caller's budget for that is used up, and before the other waiters are answered.
     pub(crate) fn after_commit(
         self,
         result: LoadResult,
@@ -73,7 +73,7 @@ impl Delivery {
     /// Called when the flight ends with this outcome, before its waiters are answered.
     pub(crate) fn settle(self, outcome: &FlightOutcome) {
         match self.release {
-            // For `FlightOutcome::Stale`, the loader's own caller receives the older value too.
+            // For `FlightOutcome::Stale`, the loader's own caller receives the older value too, instead of its own response.
             Some(release) if !matches!(outcome, FlightOutcome::Stale(_)) => release(),
             _ => {}
         }
@@ -208,7 +208,7 @@ pub(crate) enum LoadResult {
         /// The payload as it is stored, if that is compressed.
         packed: Packed,
         lifetimes: Lifetimes,
-        /// As `Entry::validator`.
+        /// The validator of the value, see `Entry::validator`.
         validator: Bytes,
         /// The value's tags besides the policy's.
         tags: Vec<TagId>,
@@ -226,7 +226,7 @@ pub(crate) enum LoadResult {
     /// No value.
     Failed {
         failure: Failure,
-        /// As in [`Unstored::Failure`].
+        /// See [`Unstored::Failure`].
         before: u64,
     },
     /// A result for its own caller only, because it does not answer what the other waiters request, or may be older than a change; the next
@@ -240,12 +240,12 @@ impl LoadResult {
         Self::Failed { failure, before: u64::MAX }
     }
 
-    /// Only its own caller may have the value, and it says nothing about the resource.
+    /// Only the load's own caller may have the value, and the value says nothing about the resource.
     pub(crate) fn says_nothing() -> Self {
         Self::Uncacheable { unstored: Unstored::SaysNothing, mark: false }
     }
 
-    /// Only its own caller may have the value, and later callers need not queue for it.
+    /// Only the load's own caller may have the value, and later callers need not queue for the resource.
     pub(crate) fn of_resource() -> Self {
         Self::Uncacheable { unstored: Unstored::OfResource, mark: true }
     }
@@ -399,7 +399,7 @@ mod tests {
     use super::*;
     use crate::key::CacheKey;
 
-    /// A worker thread has only two megabytes of stack.
+    /// A chain with a link for each key would be dropped by as many nested calls, and overflow the two megabytes of a worker's stack.
     #[test]
     fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
         let scope = |n: u32| {

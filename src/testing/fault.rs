@@ -52,8 +52,8 @@ faults! {
     WakeLost "wake lost",
     /// A waiter receives a message twice, the second time up to a second later.
     WakeTwice "wake twice",
-    /// The waiters of a key receive a message about an event that did not happen, or those of a lock a message to
-    /// ask again. (A false grant of a lock is never sent: guards trust its sender.)
+    /// The waiters of a key receive a message about an event that did not happen, or the waiters of a lock a message to
+    /// ask again. (A false grant of a lock is never sent, because guards trust the sender of grants.)
     WakeForged "wake forged",
     /// A replica's subscription is lost, for up to a second. In half of the cases the replica does not notice.
     Unreachable "deaf",
@@ -178,9 +178,9 @@ pub(super) enum ReplicaState {
 pub(super) struct Condition {
     state: Mutex<ReplicaState>,
     changed: Notify,
-    /// How much longer half a round trip takes than for other replicas.
+    /// How much longer half a round trip of this replica takes than of other replicas.
     detour: Mutex<Duration>,
-    /// Messages to it get lost one by one, and its subscription stays as it is.
+    /// Whether messages to the replica get lost one by one, while its subscription stays as it is.
     misses_messages: AtomicBool,
 }
 
@@ -216,7 +216,7 @@ impl Condition {
         self.misses_messages.store(misses, Ordering::Relaxed);
     }
 
-    /// Waits until the replica can act: not at all unless it is stopped, for ever if it is dead.
+    /// Waits until the replica can act: returns at once unless it is stopped, and never if it is dead.
     pub(super) async fn runs(&self) {
         let runs = || !self.is(ReplicaState::Stopped) && !self.is(ReplicaState::Dead);
         until(&self.changed, runs).await;

@@ -32,7 +32,7 @@ const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
 const LONGEST_MESSAGE_LOSS: Duration = Duration::from_secs(1);
-/// How long it may take to return a grant whose waiter has left.
+/// How long the command may take that gives back the grant of a waiter that has left.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
@@ -45,7 +45,7 @@ pub(super) struct Wire {
     condition: Arc<Condition>,
     /// The guard's end of messages about its volume.
     volume: OnceLock<Arc<dyn VolumeListener>>,
-    /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
+    /// When the last command that was sent arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
     lost_messages: Mutex<Option<LostMessages>>,
 }
@@ -59,13 +59,13 @@ struct LostMessages {
 
 /// The fate of one command.
 enum CommandFate {
-    /// Arrives after the first time, and its answer after the second. A broken answer is replaced by an error.
+    /// The command arrives after the time `there`, and its answer after the time `back`. A broken answer is replaced by an error.
     Answered {
         there: Duration,
         back: Duration,
         is_broken: bool,
     },
-    /// Arrives this long after its caller has given up.
+    /// The command arrives this long after its caller has given up.
     Ghost(Duration),
     Lost,
     Unsent,
@@ -356,7 +356,7 @@ impl CommandLine for Wire {
 struct WitnessedCommand {
     wire: Arc<Wire>,
     key: Key,
-    /// When it was sent.
+    /// When the command was sent.
     sent: Option<Instant>,
     is_ok: bool,
 }
