@@ -34,7 +34,7 @@ pub enum LinkState {
     Up,
     /// The connection was lost or cannot be opened; it is opened again in the background.
     Down,
-    /// The server refuses the commands that the connection is for. Retried every half minute.
+    /// The server refuses the commands that the connection is for. They are tried again every half minute.
     Refused,
     /// The guard was shut down.
     Closed,
@@ -56,12 +56,13 @@ pub enum Breaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClockReading {
-    /// How far the store's clock is ahead of this host's, in milliseconds; negative if it is behind. As exact as
-    /// half a round trip, and as this host's clock now.
+    /// How far the store's clock is ahead of this host's, in milliseconds; negative if it is behind. The error is up to half a
+    /// round trip of the reading; this host's clock is read now.
     pub ahead_ms: i64,
     /// How long ago the store's clock was last read. It is read on each new connection, and each minute.
     pub age: Duration,
-    /// The largest jump of the store's clock between two readings. After a failover the new server's clock counts as a jump too.
+    /// The largest jump of the store's clock between two successive readings so far. After a failover the difference to the new server's
+    /// clock counts as a jump too.
     pub largest_jump: Duration,
 }
 
@@ -124,7 +125,7 @@ pub struct LocalTierHealth {
     pub lease_remaining: Duration,
 }
 
-/// The text of each variant.
+/// Implements `Display` for enums by a text for each variant.
 macro_rules! texts {
     ($($Type:ident { $($Variant:ident = $text:literal),+ })+) => {$(
         impl fmt::Display for $Type {
@@ -182,7 +183,7 @@ impl fmt::Display for Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
-    /// In order.
+    /// The check found nothing wrong.
     Ok,
     /// Worth knowing, or not visible with the rights of this user.
     Note,

@@ -91,13 +91,13 @@ pub(crate) struct OwnAnswer<A> {
 }
 
 impl<A> OwnAnswer<A> {
-    /// For a caller that takes its answer at the end of the flight that has used its loader.
+    /// Makes both ends, for a caller that takes its answer at the end of the flight that has used its loader.
     pub(crate) fn at_the_end() -> (OwnSender<A>, Self) {
         let (sender, answer) = oneshot::channel();
         (sender, Self { answer, is_early: false })
     }
 
-    /// For a caller that takes its answer as soon as it is sent.
+    /// Makes both ends, for a caller that takes its answer as soon as the answer is sent.
     pub(crate) fn early() -> (OwnSender<A>, Self) {
         let (sender, own) = Self::at_the_end();
         (sender, Self { is_early: true, ..own })
@@ -108,7 +108,7 @@ impl<A> OwnAnswer<A> {
         self.answer.try_recv().ok()
     }
 
-    /// Waits for an answer that the caller takes before the end; pending if there is none.
+    /// Waits for the answer, if the caller takes it as soon as it is sent; otherwise, or if none comes, stays pending.
     pub(crate) async fn before_the_end(&mut self) -> A {
         if self.is_early
             && let Ok(answer) = (&mut self.answer).await
@@ -150,11 +150,11 @@ impl BatchId {
 /// For which callers a loader runs, and whether its result may be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseState {
-    /// For all waiters of a flight that holds the lease: the result is stored if it may be.
+    /// The loader runs for all waiters of a flight that holds the lease: the result is stored if it may be.
     Leased,
-    /// For all waiters of a flight without the lease: nothing is stored.
+    /// The loader runs for all waiters of a flight without the lease: nothing is stored.
     Unleased,
-    /// For its own caller only.
+    /// The loader runs for its own caller only: nothing is stored.
     Alone,
 }
 
@@ -213,7 +213,7 @@ pub(crate) enum LoadResult {
         /// The value's tags besides the policy's.
         tags: Vec<TagId>,
         status_only: Option<Bytes>,
-        /// What it means for the older value if it is not stored.
+        /// What it means for the older value if this value is not stored.
         unstored: Unstored,
     },
     /// A value that only the loading caller may have.
@@ -324,7 +324,7 @@ struct ScopedLoad {
     turn: Option<LoadPermitId>,
 }
 
-/// Which limited permit a load holds.
+/// The limited permit that a load holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadPermitId {
     /// One of the permits of the limit with this name in this namespace of this store, shared by all guards.
@@ -376,13 +376,13 @@ impl LoadScope {
         LOADING.scope(self, load)
     }
 
-    /// Whether one of these loads is a load of `key`: a caller that waits for it from inside it would wait for itself.
+    /// Whether one of these loads is a load of `key`: a caller inside that load that waited for it would wait for itself.
     pub(crate) fn includes(&self, store_id: u64, key: &Key) -> bool {
         self.any(|loading| loading.store_id == store_id && loading.key == *key)
     }
 
-    /// Whether one of these loads holds such a permit. Each load waits for the loads inside it, so an inner load that waited for
-    /// another permit might wait for the outer load's: a deadlock.
+    /// Whether one of these loads holds such a permit. Each load waits for the loads inside it, so an inner load that waited for a
+    /// further permit might wait for the permit of its outer load: a deadlock.
     pub(crate) fn holds(&self, turn: &LoadPermitId) -> bool {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }

@@ -37,13 +37,13 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// Its name, with unit and `_total` by the conventions of Prometheus and OpenTelemetry.
+    /// The name of the metric, with unit and `_total` by the conventions of Prometheus and OpenTelemetry.
     pub name: &'static str,
-    /// Its kind.
+    /// The kind of the metric.
     pub kind: Kind,
-    /// The names of its labels. No label holds a key.
+    /// The names of the metric's labels. No label holds a key.
     pub labels: &'static [&'static str],
-    /// What it measures.
+    /// What the metric measures.
     pub help: &'static str,
 }
 
@@ -140,7 +140,7 @@ metrics! {
 }
 
 impl Metric {
-    /// Its unit, by its name: `seconds`, `bytes`, or none.
+    /// The unit of the metric, by its name: `seconds`, `bytes`, or none.
     pub fn unit(&self) -> Option<&'static str> {
         let name = self.name.strip_suffix("_total").unwrap_or(self.name);
         ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit))

@@ -25,7 +25,7 @@ pub(crate) enum Value {
     Table(Vec<(String, Self)>),
 }
 
-/// The form of a type of settings in a file.
+/// How a type of settings is read from a file and written to one.
 pub(crate) trait FileValue: Sized {
     fn read(value: Value) -> Result<Self, String>;
 

@@ -41,11 +41,11 @@ type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
 
 /// The result of joining a key's flight.
 pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
-    /// There was no flight: this caller leads a new one, and has its first slot.
+    /// There was no flight: this caller leads a new flight, and has its first slot.
     Leader(Leader<K, L, O, S>, Waiter<L, O>),
-    /// There was a flight.
+    /// There was a flight, and this caller has taken a slot on it.
     Waiter(Waiter<L, O>),
-    /// There are too many flights.
+    /// There was no flight, and the limit on flights is reached.
     Full(L),
     /// There is a flight, and all its slots are taken.
     TooManyWaiters(L),
@@ -94,7 +94,7 @@ where
             }
             return Joined::Waiter(flight.attach(loader));
         }
-        // The limit only bounds memory: a few flights more do no harm.
+        // The limit only bounds memory, so it may be exceeded by a few flights that begin at the same moment.
         if lost.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
@@ -165,7 +165,7 @@ where
 
 impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
     fn shard(&self, key: &K) -> &Shard<K, L, O, S> {
-        // The map takes its index from the low bits.
+        // The high bits of the hash, because the map inside the shard uses the low bits.
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
     }
 
@@ -187,7 +187,7 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flights: Arc<Flights<K, L, O, S>>,
     key: K,
     flight: Arc<Flight<L, O>>,
-    /// What the flight ends with unless [`finish`](Self::finish) replaces it.
+    /// The outcome that the flight ends with, unless [`finish`](Self::finish) replaces it.
     outcome: O,
     /// The slot of the caller that began the flight.
     own: Arc<WaiterSlot<L, O>>,
@@ -208,7 +208,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         })
     }
 
-    /// The flight, by which a load gives the waiters an outcome before the flight ends.
+    /// The flight, through which a load can announce an outcome to the waiters before the flight ends.
     pub(crate) fn flight(&self) -> Arc<Flight<L, O>> {
         Arc::clone(&self.flight)
     }
@@ -260,7 +260,7 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
 /// gives the order of callers and questions; a clock cannot, because two instants may be equal.
 static QUESTIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
-/// When a caller came. Costs one read of a counter that only misses change.
+/// When a caller came, in the order of callers and questions. Costs one read of a counter that only misses change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerOrder(u64);
 

@@ -90,7 +90,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
             let (look_ups, key) = (Arc::clone(self), key.clone());
             BatchReader { look_ups, key, number, ended: reads.ended.clone(), over: false }
         });
-        // Under the map's lock, so that no caller enters a closed queue.
+        // The caller enters the queue under the map's lock, so that no caller enters a closed queue.
         ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, reader)
     }
 
@@ -131,7 +131,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
 
 impl<K: Hash + Eq, R, S: BuildHasher> SharedReads<K, R, S> {
     fn shard(&self, key: &K) -> &Shard<K, R, S> {
-        // The map takes its index from the low bits.
+        // The high bits of the hash, because the map inside the shard uses the low bits.
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
     }
 }
@@ -221,11 +221,11 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
     }
 }
 
-/// Invariant 2. Also runs when its runtime drops the task that reads.
+/// Invariant 2. Also runs when a runtime drops the task that reads.
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for BatchReader<K, R, S> {
     fn drop(&mut self) {
         while !self.over {
-            // Dropped, a batch answers with nothing.
+            // The batch is dropped at once, so it answers its callers with nothing.
             if self.next().is_none() {
                 return;
             }
@@ -233,7 +233,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for BatchReader<K, R, S> {
     }
 }
 
-/// A closed queue. Dropped without an answer, it answers with nothing.
+/// A closed queue. If it is dropped without an answer, its callers are answered with nothing.
 pub(crate) struct Batch<R> {
     queue: Arc<Mutex<ReadQueue<R>>>,
     /// How long the read may take.
@@ -241,12 +241,12 @@ pub(crate) struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    /// Answers the queue, and wakes its callers.
+    /// Answers all callers of the queue, and wakes them.
     pub(crate) fn answer(self, answer: R) {
         self.end(Some(answer));
     }
 
-    /// Only the first answer counts.
+    /// Ends the queue with this answer; a later answer has no effect.
     fn end(&self, answer: Option<R>) {
         let mut queue = lock(&self.queue);
         if queue.answer.is_some() {
@@ -255,7 +255,7 @@ impl<R> Batch<R> {
         queue.answer = Some(answer);
         let wakers = std::mem::take(&mut queue.wakers);
         drop(queue);
-        // Outside all locks, because a waker runs foreign code.
+        // Woken outside all locks, because a waker runs foreign code.
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
@@ -270,7 +270,7 @@ impl<R> Drop for Batch<R> {
 /// reads.
 struct ReadQueue<R> {
     answer: Option<Option<R>>,
-    /// By the `index` of a [`QueuedRead`], until there is an answer.
+    /// The wakers of the callers, by the `index` of their [`QueuedRead`], until there is an answer.
     wakers: Vec<Option<Waker>>,
     /// How many callers are still in the queue.
     awaiting: usize,

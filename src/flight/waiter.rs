@@ -30,7 +30,7 @@ pub(crate) struct Flight<L, O> {
 struct FlightState<L, O> {
     /// The slots, in the order in which callers took them; closed slots are removed now and then.
     all: Vec<Arc<WaiterSlot<L, O>>>,
-    /// The outcome that all waiters receive ahead of the end.
+    /// The outcome that all waiters receive before the flight ends, if one was announced.
     announced: Option<O>,
     /// Whether any number of callers may join, because they do not wait.
     is_open_to_all: bool,
@@ -56,7 +56,7 @@ pub(crate) enum StoreLink {
 enum LeftoverLoader<L, O> {
     /// The next caller that stops waiting leaves its loader here.
     Empty,
-    /// A loader was left, with its former slot.
+    /// A caller that stopped waiting has left its loader, with its former slot.
     Left(L, Arc<WaiterSlot<L, O>>),
     /// A load has begun, or the flight has ended.
     Unneeded,
@@ -198,8 +198,8 @@ impl<L, O: Clone> Flight<L, O> {
         state.store_link = if first { StoreLink::Lost } else { StoreLink::LostForAll };
     }
 
-    /// Gives all present and later waiters this outcome ahead of the end, except the caller whose loader runs. Only the first
-    /// announcement counts.
+    /// Gives all present and later waiters this outcome before the flight ends, except the caller whose loader runs. Only the
+    /// first announcement counts.
     pub(crate) fn announce(&self, outcome: O) {
         self.announce_to(outcome, false);
     }
@@ -302,7 +302,7 @@ impl<L, O> Future for Waiter<L, O> {
 
 impl<L, O> Drop for Waiter<L, O> {
     fn drop(&mut self) {
-        // Closed first: the leader skips closed slots, so the loader is dropped here, outside all locks.
+        // The slot is closed first: the leader skips closed slots, so the loader is dropped here, outside all locks.
         let _outcome = self.slot.outcome.close();
         self.flight.waiters.fetch_sub(1, Ordering::Relaxed);
         drop(self.slot.take_loader());
@@ -343,7 +343,7 @@ impl<M> Oneshot<M> {
         Ok(())
     }
 
-    /// Takes the message; after that the slot is closed.
+    /// Takes the message, which closes this slot; pending until there is a message.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<M> {
         let mut state = lock(&self.state);
         if let Some(message) = state.message.take() {

@@ -216,7 +216,7 @@ impl Change {
         match is_tag {
             // No loader and no handler can set the tag of a path.
             true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
-            // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new ones.
+            // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new flights.
             true => state.flights.detach_all(),
             false => state.detach_resource(key),
         }
@@ -317,7 +317,7 @@ struct Retries<'a> {
     guard: &'a StampedeGuard,
     key: &'a Key,
     until: Instant,
-    /// The time that was left when the latest try began.
+    /// The time until `until` that was left when the latest attempt began.
     left: Duration,
     last_error: StoreError,
 }
@@ -329,7 +329,7 @@ impl<'a> Retries<'a> {
     }
 
     /// Waits until the command can be sent, because unlike a load, a change waits for a reconnect. Returns how long the command may
-    /// take, or the last error if there is no time for another try.
+    /// take, or the last error if there is no time for another attempt.
     async fn next(&mut self) -> StoreResult<Duration> {
         loop {
             self.left = self.until.saturating_duration_since(Instant::now());
@@ -361,7 +361,8 @@ const AT_ONCE: usize = 64;
 /// How long one wait for the store lasts at most. The task may keep the state of a dropped guard alive for that long.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// The first pause after a failed round, and the longest one.
+/// The pause after a round in which some invalidations were not confirmed. It doubles with each round in which none was, up to
+/// [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 

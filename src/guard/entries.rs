@@ -268,7 +268,7 @@ impl StampedeGuard {
         let Self { state, policy, .. } = self;
         let mut tags = policy.tag_keys(&state.namespace, key);
         tags.extend(own);
-        // Without tags no command is needed. If the store is down, the change itself reports that.
+        // Without tags no command is needed here. If the store is down, the insertion itself reports that.
         if tags.is_empty() {
             return Ok(TagList::new(&[]));
         }
@@ -374,7 +374,7 @@ impl StampedeGuard {
 /// How many changes of one call run at once. A hit of another caller waits behind that many commands at most.
 pub(super) const CHANGES: usize = 32;
 
-/// Until when the changes of one call are retried. While the store is away, all of them together take no longer than one.
+/// Until when the changes of one call are retried. While the store is away, all of them together take no longer than one change would.
 pub(super) struct SharedDeadline {
     /// Whether changes wait for replicas. A change that the store has made may then fail later, because replicas lack it: such a
     /// failure says nothing about the store.

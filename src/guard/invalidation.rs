@@ -188,7 +188,7 @@ impl Invalidation {
         self.keys([key])
     }
 
-    /// Adds keys.
+    /// Adds keys, each as in [`invalidate`](StampedeGuard::invalidate).
     pub fn keys<K: Into<CacheKey>>(mut self, keys: impl IntoIterator<Item = K>) -> Self {
         for key in keys {
             let key = key.into();
@@ -284,7 +284,7 @@ pub(crate) struct BegunInvalidation {
 
 struct BegunTarget {
     named: InvalidationTarget,
-    /// The indices of its changes in `BegunInvalidation::changes`.
+    /// The indices of the target's changes in `BegunInvalidation::changes`; an error if the target is not valid.
     changes: Result<Vec<usize>, Error>,
 }
 
@@ -303,7 +303,7 @@ pub(crate) struct FailedTarget {
 }
 
 impl BegunInvalidation {
-    /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many.
+    /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many were retained.
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
         for entry in &mut self.changes {

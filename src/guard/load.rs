@@ -354,7 +354,7 @@ impl StampedeGuard {
         let (outcome, result, is_away) = reload(call, timed(read_with_storage), loader, own).await;
         let loaded = |value, times: Times| Loaded { value, info: times.with(outcome) };
         let result = match result {
-            // The store cannot be reached and has not stored the value: do not wait for it.
+            // The store cannot be reached and has not stored the value: do not wait for the announcement.
             Ok(((value, storage), times))
                 if storage == Storage::Unleased || is_away && passes_by(call.state, call.policy) =>
             {
@@ -363,7 +363,7 @@ impl StampedeGuard {
                 Ok(loaded(value, times))
             }
             // The refresh is announced whichever flight has answered it: even if the store had no value, a process may have a copy. It is
-            // announced even if the value is not stored: the change that ended its lease may still wait for copies of the older one.
+            // announced even if the value is not stored: the change that ended the load's lease may still wait for older copies.
             Ok(((value, _), times)) => {
                 self.state.late_commits.ended(key).await;
                 self.announce_refresh(key).await.map(|()| loaded(value, times)).map_err(LoadError::Guard)

@@ -474,7 +474,7 @@ pub struct Warmed {
     /// Keys with a value that was loaded and may not be stored, for instance because it is longer than
     /// [`max_body`](crate::PolicyBuilder::max_body).
     pub unstorable: u64,
-    /// Keys that the store has not confirmed in three attempts: it failed each time, or the key was invalidated during each load.
+    /// Keys with a value that the store has not confirmed in three loads: it failed each time, or the key was invalidated during each load.
     pub unconfirmed: u64,
     /// Keys that were not loaded, because the guard is [bypassed](StampedeGuard::set_bypass) or on
     /// [trial](crate::PolicyBuilder::shadow): the results of its loads are for their own callers.
@@ -593,7 +593,7 @@ impl StampedeGuard {
     async fn may_begin<K: BatchKey>(&self, group: &[K]) -> bool {
         let guard = self.current();
         let (state, policy) = (&guard.state, &guard.policy);
-        // In a cluster each key may be on a different server. Invalid keys are left out.
+        // All keys, because in a cluster each may be on a different server. Invalid keys are left out.
         let keys: Vec<Key> = group.iter().filter_map(|key| guard.key(key.clone()).ok()).collect();
         while !state.is_closed() {
             if guard.reaches(&keys).await && has_room(state, policy).await {

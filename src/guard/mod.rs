@@ -45,7 +45,7 @@ use crate::store::{Examine, StoreError};
 use crate::sync::lock;
 use crate::value::EntryReader;
 
-/// The namespace of a guard that was given none.
+/// The namespace of a guard for which none was set.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Cache-stampede protection for a whole fleet: one load per cold key across all processes that share a
@@ -109,7 +109,7 @@ impl StampedeGuard {
         Self { state, policy, version: 0, route: None }
     }
 
-    /// The policy of this handle now, as it was made or [set](Self::set_policy).
+    /// The present policy of this handle: the last one that was [set](Self::set_policy), or else the one that it was made with.
     pub fn policy(&self) -> Arc<Policy> {
         Arc::clone(&self.current().policy)
     }
@@ -119,9 +119,9 @@ impl StampedeGuard {
     /// No setting of the old policy stays, not even those that keep one user's answers from other users: to change some settings,
     /// begin with [`policy().to_builder()`](Policy::to_builder).
     ///
-    /// If callers with two policies share one load, the leader's policy decides how it is led and stored. The connections keep
-    /// the policy that the guard was [built](Self::builder) with: after two commands without an answer within its
-    /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
+    /// If callers with two policies share one load, the leader's policy decides how the load is led and its value stored. The
+    /// connections keep the policy that the guard was [built](Self::builder) with: after two commands without an answer within
+    /// that policy's [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
         Self::from_parts(Arc::clone(&**self.state), policy)
@@ -205,7 +205,7 @@ impl StampedeGuard {
         Locks::of(&self.state)
     }
 
-    /// The counters of this guard and its clones.
+    /// The counters of this guard and its clones since it was made.
     pub fn stats(&self) -> Stats {
         let GuardState { flights, tasks, retained, counters, .. } = &***self.state;
         counters.snapshot([flights.len(), tasks.count(), retained.count()])
@@ -241,8 +241,8 @@ impl StampedeGuard {
             deadline.min(Instant::now() + LAST_RELEASES)
         } else {
             self.state.leave();
-            // One script for each lease; bounded, because the process wants to end. Loads that end here release their
-            // permits in the background, within the rest of the same second.
+            // The hand-over takes one script for each lease. The time for it is bounded, because the process is to end. Loads that
+            // end here release their permits in the background, within the rest of the same second.
             Instant::now() + Duration::from_secs(1)
         };
         let left = end.saturating_duration_since(Instant::now());
@@ -411,7 +411,7 @@ struct PolicySlot {
     state: Arc<GuardState>,
     /// Unlike an address, an id is never reused by another slot.
     id: u64,
-    /// How many times the policy was replaced.
+    /// How many times the policy was replaced since this slot was made.
     version: AtomicU64,
     newest: Mutex<Arc<Policy>>,
 }
@@ -447,7 +447,7 @@ impl PolicySlot {
     /// The policy of this version, or a newer policy.
     #[inline]
     fn find(&self, version: u64) -> FoundPolicy {
-        // Taken out of the cache, and put back by `remember`: a clone would write to the reference count.
+        // The policy is taken out of the cache, and put back by `remember`: a clone would write to the reference count.
         let found = with_cached(self.id, Cell::take).flatten();
         match found {
             Some(found) if (found.slot, found.version) == (self.id, version) => found,
@@ -504,7 +504,7 @@ impl StampedeGuard {
     /// runtime.
     ///
     /// A guard whose store is down still answers, with one load per process and key: do not take a process out of service
-    /// because of that.
+    /// because its store is down.
     pub fn health(&self) -> Health {
         Health { local: self.state.local.health(), ..self.state.store.health() }
     }

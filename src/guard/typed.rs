@@ -48,7 +48,7 @@ pub(crate) fn read_shared<T: DeserializeOwned + Send + Sync + 'static>(
     }
     let decoded = Arc::new(Codec::decode(entry.encoding, &entry.payload)?);
     if let Some(shared) = shared {
-        // Another caller may have been first, or may share the entry as another type.
+        // This fails if another caller was first, perhaps with another type.
         let _ = shared.set(Arc::clone(&decoded) as _);
     }
     Some(decoded)
@@ -217,7 +217,7 @@ const LONGEST_VALIDATOR: usize = 1024;
 /// # Ok(()) }
 /// ```
 pub struct LoadContext<T> {
-    /// The previous value. Its validator is empty if the value cannot be decoded: "not modified" would then yield no value.
+    /// The previous value. Its validator is emptied if the value cannot be decoded: an origin's "not modified" would then yield no value.
     previous: Option<Entry>,
     /// The previous value, decoded when it is first needed.
     decoded: OnceLock<Option<T>>,
@@ -372,7 +372,7 @@ impl<T> LoadContext<T> {
         let tags = entry::tag_keys(&self.state.namespace, tags, before)?;
         let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
         if self.mode != LeaseState::Leased {
-            // Nothing of this load is stored.
+            // Nothing of this load is stored, so the tags are not needed.
             return Ok(());
         }
         let left = self.deadline.saturating_duration_since(Instant::now());

@@ -65,7 +65,7 @@ pub(crate) struct GuardState {
     pub(crate) tasks: Arc<Tracker>,
     /// Held leases.
     pub(crate) leases: Arc<Tracker>,
-    /// Leases that this process may hold without knowing it: it waits for them, or is releasing them.
+    /// Leases that this process may hold without knowing it: one of its flights waits for the lease, or is releasing it.
     pub(crate) possible_leases: Arc<Tracker>,
     /// Loads that run without the store because it cannot be reached.
     pub(crate) fail_open: Arc<Tracker>,
@@ -77,7 +77,7 @@ pub(crate) struct GuardState {
     pub(crate) background: Arc<Tracker>,
     /// Set by `shutdown`: from then on, calls send no look-up to the store and take no lease.
     closed: AtomicBool,
-    /// Set by the operator: callers load for themselves.
+    /// Set by the operator (`set_bypass`): callers load for themselves.
     bypassed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,
@@ -323,7 +323,7 @@ impl GuardState {
         tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");
     }
 
-    /// Tags with their present ids; missing ids are created.
+    /// Reads the present ids of these tags; missing ids are created.
     pub(crate) async fn tagged(
         &self,
         tags: Vec<Key>,
@@ -420,13 +420,13 @@ pub(crate) struct LateCommits {
 #[derive(Debug, Default)]
 struct CommitsByKey {
     by_key: HashMap<Key, Vec<UnansweredCommit>, Hashed>,
-    /// The number of keys at which those without a running commit are removed.
+    /// The number of keys at which the keys without a running commit are removed.
     sweep_at: usize,
 }
 
 #[derive(Clone, Debug)]
 struct UnansweredCommit {
-    /// Counts the commit until it ends.
+    /// Counts the commit until it ends: 1, then 0.
     running: Arc<Tracker>,
     /// When refreshes stop waiting for the commit: it never ends if its runtime is not driven.
     deadline: Instant,
@@ -439,8 +439,8 @@ impl UnansweredCommit {
 }
 
 impl LateCommits {
-    /// Must be called before the callers of the load are answered. The commit counts as running until the returned guard is dropped, and
-    /// for `within` at most.
+    /// Records that the commit of a load of `key` goes on. Must be called before the callers of the load are answered. The commit counts as
+    /// running until the returned value is dropped, and for `within` at most.
     pub(crate) fn begin(&self, key: &Key, within: Duration) -> Tracked {
         let running = Arc::<Tracker>::default();
         let late = running.enter();

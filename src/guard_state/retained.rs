@@ -77,9 +77,9 @@ struct RetainedNames {
 /// The state after the names became too many, and the tag of everything has replaced them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Overflow {
-    /// Whether one of the names was of a policy whose values have no tag of everything.
+    /// Whether one of the replaced names was retained under a policy whose values do not have the tag of everything.
     misses_values: bool,
-    /// The longest `load_timeout` of the names' policies.
+    /// The longest `load_timeout` of the policies under which the replaced names were retained.
     longest_load: Duration,
 }
 

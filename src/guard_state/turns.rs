@@ -159,7 +159,7 @@ impl Turns {
         loop {
             queue.resize(server.round_trip);
             match timeout(LONG_WAIT, &mut turn).await {
-                // It fails only if the semaphore is closed, which is never done.
+                // Taking a turn fails only if the semaphore is closed, which is never done.
                 Ok(turn) => return turn.ok(),
                 Err(_) => store.suspect(),
             }
@@ -174,7 +174,7 @@ const MOST_REQUESTS: usize = 32;
 /// One permit of this many goes to the oldest load.
 const OLDEST_EVERY: u64 = 8;
 
-/// How old the counts of callers may be by which loads are ordered.
+/// How old the order of the loads may be, which follows from their counts of callers at one moment.
 const ORDER_AGE: Duration = Duration::from_millis(50);
 
 /// The answer to a waiting load.
@@ -226,9 +226,9 @@ struct WaitingLoad {
 #[derive(Default)]
 pub(crate) struct LoadQueue {
     state: Mutex<QueueState>,
-    /// Notified when the last load has left.
+    /// Notified when the queue has become empty because a load has left.
     emptied: Notify,
-    /// An adaptive limit, and its least value, when this process last gave a permit back.
+    /// For an adaptive limit: the limit and its least value, as of the last permit that this process gave back.
     seen: Mutex<Option<(LimitState, u32)>>,
 }
 
@@ -243,7 +243,7 @@ struct QueueState {
     came: u64,
     granted: u64,
     requests: usize,
-    /// The permits that loads of this process hold.
+    /// How many permits loads of this process hold.
     held: usize,
 }
 
@@ -252,7 +252,7 @@ struct QueueState {
 pub(crate) struct LoadQueueHealth {
     pub(crate) waiting: usize,
     pub(crate) held: usize,
-    /// An adaptive limit, and its least value.
+    /// For an adaptive limit: the limit and its least value, as last seen.
     pub(crate) limit: Option<(LimitState, u32)>,
 }
 
@@ -464,7 +464,7 @@ impl Drop for PermitRequest {
 mod tests {
     use super::*;
 
-    /// Regression: the load relied on the request that was ending, and waited for its whole `permit_timeout`.
+    /// Regression: the later load relied on the request that was ending, so no request ran for it and it waited out its `permit_timeout`.
     #[test]
     fn a_load_that_comes_while_others_are_refused_has_a_request_of_its_own() {
         let queue = Arc::<LoadQueue>::default();

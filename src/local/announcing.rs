@@ -13,7 +13,7 @@ use crate::observe::GuardCount;
 use crate::store::protocol::{Announced, Announcement, Audience, ChangedName, Member};
 use crate::store::{SentAttempt, StoreResult};
 
-/// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
+/// How long an announcer waits at most for its own inbox to open, in which the acknowledgements arrive.
 const INBOX_OPENS: Duration = Duration::from_millis(500);
 
 /// How long one ANNOUNCE may take, and the FORGET of a silent member.
@@ -28,7 +28,7 @@ pub(crate) struct AnnouncedChange<'a> {
     expected: bool,
     /// The ids of all attempts, whose acknowledgements are collected until the change is dropped.
     attempts: Vec<Uuid>,
-    /// The wait for members, while it goes on.
+    /// The wait for the members that must acknowledge, while it goes on.
     unfinished: Option<MemberWait>,
 }
 
@@ -71,7 +71,7 @@ impl Drop for Finishing {
 struct MemberWait {
     members: Arc<[Member]>,
     acknowledgements: Arc<Acknowledgements>,
-    /// When all rights have ended that were set before the change.
+    /// When all rights will have ended that were set before the change.
     until: Instant,
 }
 

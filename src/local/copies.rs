@@ -28,7 +28,7 @@ type Flag = Arc<AtomicBool>;
 /// Distinguishes the flags of tags from those of keys with the same name.
 const TAG: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The number of shards. A miss takes a shard's lock, a hit none.
+/// The number of shards of [`Tickets`]. A miss takes a shard's lock, a hit takes none.
 const SHARDS: usize = 32;
 
 /// The flags of all names that have a ticket.
@@ -73,7 +73,7 @@ impl Tickets {
         ticket.tags.extend(tags.iter().map(|tag| self.flag(tag.hash_of_name() ^ TAG)));
     }
 
-    /// The successor of a ticket that is not void. Voids all other tickets of the key.
+    /// Replaces a ticket that is not void by a new one, and voids all other tickets of the key.
     pub(super) fn succeed(&self, key: &Key, ticket: Ticket) -> Option<Ticket> {
         let hash = key.hash_of_name();
         // Flags are set under this lock.
@@ -129,7 +129,7 @@ impl Tickets {
 #[derive(Debug)]
 pub(crate) struct LocalCopy {
     pub(crate) entry: Arc<StoredEntry>,
-    /// The copy is served only while this is not void.
+    /// The copy is served only while this ticket is not void.
     pub(super) ticket: Ticket,
     pub(super) made_at: Moment,
 }

@@ -59,7 +59,7 @@ pub(crate) struct LocalTier {
     attempts: Attempts,
     /// Until when a task waits for silent members instead of a caller that has left.
     finishes_until: AtomicU64,
-    /// Up to where the log was applied. Locked while a RENEW's answer or a message is applied.
+    /// Up to where this node has applied the log of announcements. Locked while the answer to a RENEW or a message is applied.
     applied: Mutex<Applied>,
     /// Whether a policy of this guard keeps copies.
     in_use: AtomicBool,
@@ -77,11 +77,11 @@ pub(crate) struct LocalTier {
     lapse_log: LogEveryMinute,
 }
 
-/// What a node has applied of the log.
+/// What this node has applied of the log of announcements.
 #[derive(Debug, Default)]
 struct Applied {
     mark: Option<Mark>,
-    /// The stamp of the last RENEW that was answered.
+    /// The highest stamp of a RENEW that was answered.
     stamp: u64,
     /// Whether the guard was shut down, after which no RENEW extends the right.
     has_left: bool,
@@ -96,7 +96,7 @@ impl LocalTier {
         term: Duration,
     ) -> Arc<Self> {
         let tier = Arc::new(Self {
-            // The name of no other key: an empty key is refused.
+            // No other key has this name, because an empty key is refused.
             volume: Key::of_name(&format!("{namespace}:")),
             store,
             counters,
@@ -223,7 +223,7 @@ impl LocalTier {
         drop(self.drop_name(name));
     }
 
-    /// Drops all of this node's copies, also those that are still on their way.
+    /// Drops all of this node's copies, also those that reads on their way would make.
     pub(crate) fn forget_all(&self) {
         self.tickets.void_all();
     }
@@ -326,7 +326,7 @@ struct KnownRegistries {
 struct Known {
     /// The ids of the registries, each with the moment since which this process knows it.
     ids: Vec<(Uuid, Instant)>,
-    /// The longest term that a registry of the volume has reported.
+    /// The longest term that a registry of the volume has reported to this process so far.
     term: Duration,
 }
 
@@ -400,15 +400,15 @@ impl PendingAnnouncements {
 }
 
 impl Acknowledgements {
-    /// The members that have not acknowledged.
+    /// The members among these that have not acknowledged yet.
     fn silent(&self, members: &[Member]) -> Vec<Member> {
         let by = lock(&self.by);
         members.iter().copied().filter(|member| !by.contains(&member.node)).collect()
     }
 }
 
-/// How long a right lasts, and how long an announcer waits, as parts of the term. Between the two is the margin for clocks that run at
-/// different speeds: 3 of 64 parts.
+/// How long a right lasts, as a part of the term. [`ANNOUNCER_WAITS`] is longer by 3 of 64 parts: the margin for clocks that run at
+/// different speeds.
 const RIGHT_LASTS: f64 = 60.0 / 64.0;
 const ANNOUNCER_WAITS: f64 = 63.0 / 64.0;
 

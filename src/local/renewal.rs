@@ -64,7 +64,7 @@ impl LocalTier {
             known_registry: self.known_registries.known_registry(self.term),
             term: self.term,
         };
-        // The clock is read before RENEW is sent.
+        // The clock is read before RENEW is sent, because the right is counted from then on.
         let sent = self.clock.at(Instant::now());
         let within = self.term / RENEWALS;
         let answer = timeout(within, self.store.renew_membership(&self.volume, renewal, within)).await;
@@ -80,7 +80,7 @@ impl LocalTier {
         if applied.has_left {
             return;
         }
-        // Dropped after the lock is released.
+        // These copies are dropped after the lock is released.
         let mut dropped = Vec::new();
         match &renewed.announced {
             Some(records) => {
@@ -137,7 +137,8 @@ impl Drop for RenewalTask {
 impl RenewalTask {
     async fn run(self) {
         let mut idle = 0;
-        // Whether there was a right since the last lapse. It may lapse during an attempt to renew it, or between two that fail at once.
+        // Whether there was a right since the last lapse. The right may lapse during an attempt to renew it, or between two attempts
+        // that fail at once.
         let mut held = self.tier.upgrade().is_some_and(|tier| tier.has_right());
         loop {
             let Some(tier) = self.tier.upgrade() else { return };

@@ -107,11 +107,11 @@ struct AcquireLoop<'a, T: LockTarget> {
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WakeReason {
-    /// The lock may be this token's, with this fence.
+    /// A message says that the lock was granted to this token, with this fence.
     Granted(u64),
-    /// Ask again; counts as a retry.
+    /// Send another TAKE, which counts as a retry.
     Again,
-    /// Ask again without counting a retry: messages before this moment may have been missed.
+    /// Send another TAKE, which does not count as a retry: messages before this moment may have been missed.
     Anew,
 }
 
@@ -166,7 +166,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
         self.check_limits()?;
         if self.waiting == Waiting::Keyspace && self.announce().await {
-            // Events before the announcement began were not announced.
+            // Key events before this moment were not announced, so the lock may be free already.
             return Ok(WakeReason::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
@@ -351,9 +351,9 @@ struct ReleaseOnDrop<T: LockTarget> {
     token: Token,
     /// Whether the token may be in the queue, or hold the lock.
     queued: bool,
-    /// Whether a TAKE is under way.
+    /// Whether a TAKE was sent and neither answered nor given up.
     has_pending_take: bool,
-    /// Whether a TAKE ended without an answer: it may still be executed.
+    /// Whether a TAKE was given up without an answer: it may still be executed.
     has_late_command: bool,
     runtime: Option<Handle>,
 }

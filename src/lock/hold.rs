@@ -23,7 +23,7 @@ use crate::store::wake_locks::{LockHints, LockWaiter};
 use crate::store::{StoreErrorKind, StoreResult, Token};
 use crate::sync::lock;
 
-/// One acquisition. Shared by its guard, the guard's views, and the renewal task.
+/// One acquisition of a lock. Shared by its guard, the guard's views, and the renewal task.
 pub(super) struct HoldState<T> {
     pub(super) target: Arc<T>,
     pub(super) token: Token,
@@ -66,7 +66,7 @@ struct LongestHold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AcquisitionState {
     Held,
-    /// Released.
+    /// The holder has released the lock, or is releasing it.
     Ended,
     /// Another token holds the lock, the lock is free, or it is not known to be ours. This state is final.
     Lost,
@@ -406,11 +406,11 @@ const LONGEST: Duration = Duration::from_secs(3600);
 pub(super) struct Release<T> {
     pub(super) target: Arc<T>,
     pub(super) token: Token,
-    /// Until when the store may hold the lock for this token: the release is retried until then. `None` for ever.
+    /// Until when the store may hold the lock for this token: the release is retried until then. `None`: there is no such end.
     pub(super) until: Option<Instant>,
     /// Whether the token was never known to hold the lock: it may be in the queue.
     pub(super) waits: bool,
-    /// Whether a TAKE may still be executed.
+    /// Whether an unanswered TAKE of this token may still be executed.
     pub(super) has_late_command: bool,
     /// The renewal task, stopped before the release.
     pub(super) watchdog: Option<JoinHandle<()>>,

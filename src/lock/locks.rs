@@ -200,7 +200,7 @@ impl fmt::Debug for Locks {
 #[derive(Clone)]
 pub struct Scope {
     named: CacheKey,
-    /// Whether there is no local part, so that the scope stands for everything in it.
+    /// Whether there is no local part, so that `global` is its local part.
     global: bool,
 }
 
@@ -216,7 +216,7 @@ impl Scope {
         Self { named: join(&self.named, &local.to_string()), global: false }
     }
 
-    /// The whole name.
+    /// The whole name: the global part and the local part.
     fn key(&self) -> CacheKey {
         if self.global { join(&self.named, "global") } else { self.named.clone() }
     }

@@ -103,7 +103,7 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
 
     fn name(&self) -> &LockName;
 
-    /// The time to live of a hold; `None` for ever.
+    /// The time to live of a hold; `None` if it does not expire.
     fn ttl(&self) -> Option<Duration>;
 
     /// `instead` is the token that releases the lock in the same command; only mutexes support that.
@@ -142,7 +142,7 @@ struct MutexTarget {
 }
 
 impl MutexTarget {
-    /// The terms of waiting that the options alone define.
+    /// How a caller waits according to the options.
     fn terms(&self) -> WaitTerms {
         let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
             self.options;
@@ -255,7 +255,7 @@ impl LockTarget for SemaphoreTarget {
                 limit.into_iter().for_each(|limit| load.queue.has_seen(limit, load.bounds.least));
                 Ok(freed)
             }
-            // Without the rights for the law's state the limit stays as it is; the permit must not.
+            // Without the rights for the state of the adaptive limit, the limit stays as it is, but the permit must be released.
             Err(error) if error.kind == StoreErrorKind::Refused => {
                 store.free_permit(&self.name, token, self.lease, within).await
             }
@@ -350,7 +350,7 @@ impl LockRegistry {
         send(left()).await
     }
 
-    /// A new token for a lock with this time to live; `None` for ever.
+    /// A new token for a lock with this time to live; `None` if it does not expire.
     fn mint(&self, ttl: Option<Duration>) -> Token {
         let node = self.store.node();
         ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))
@@ -381,7 +381,7 @@ struct WaitTerms {
     fallback: (Duration, f64),
     /// How many attempts may follow the first.
     retries: Option<u32>,
-    /// `None` waits for ever.
+    /// How long the caller waits; `None` for ever.
     timeout: Option<Duration>,
     min_remaining: Duration,
 }

@@ -197,7 +197,7 @@ impl Mutex {
         }
     }
 
-    /// The lock's key in the store.
+    /// The mutex's key in the store.
     pub fn key(&self) -> &str {
         &self.target.name.key
     }
@@ -267,7 +267,7 @@ pub struct MutexBuilder {
     registry: Arc<LockRegistry>,
     scope: Scope,
     options: MutexOptions,
-    /// `None` until it is set, or implied by an interval.
+    /// `None` until [`wait`](Self::wait) sets it.
     waiting: Option<Waiting>,
     paced: bool,
 }
@@ -562,7 +562,7 @@ impl Held {
         self.hold_state.grant.attempts
     }
 
-    /// How long the caller waited.
+    /// How long the caller waited for the mutex.
     pub fn waited(&self) -> Duration {
         self.hold_state.grant.waited
     }

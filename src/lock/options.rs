@@ -13,11 +13,11 @@ use crate::store::{LockName, StoreError, StoreErrorKind};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// In the lock's queue: unlocking hands the lock to the first waiter and notifies it. Waiters send nothing,
+    /// The caller waits in the lock's queue: unlocking hands the lock to the first waiter and notifies it. Waiters send nothing,
     /// except that the first waiter of each process asks when the holder's time to live has ended.
     #[default]
     Notify,
-    /// By asking again, outside the queue: waiters in the queue go first. For servers whose messages do not arrive.
+    /// The caller asks again and again, outside the queue: waiters in the queue go first. For servers whose messages do not arrive.
     Poll {
         /// The pause between two attempts, 1 ms to a day.
         interval: Duration,
@@ -38,7 +38,7 @@ pub struct MutexOptions {
     pub ttl: Option<Duration>,
     /// How callers wait for the mutex.
     pub waiting: Waiting,
-    /// How long a caller waits; `None` for ever.
+    /// How long a caller waits for the mutex; `None` for ever.
     pub acquire_timeout: Option<Duration>,
     /// How many attempts may follow the first; `None` for as many as the time allows.
     pub retries: Option<u32>,
@@ -68,7 +68,7 @@ impl Default for MutexOptions {
             retries: None,
             // The value of redis_exp_lock: a server can bear a hundred attempts a second of each waiter.
             retry_interval: Duration::from_millis(10),
-            // Waiters that were refused together would ask again together.
+            // Without jitter, waiters that were refused together would ask again together.
             jitter: 0.1,
             min_remaining: Duration::ZERO,
             // A holder that hangs would keep the lock for ever, so renewal is opt-in.
@@ -88,7 +88,7 @@ pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
     Ok(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
 }
 
-/// [`whole_ttl`] for a time to live that must leave time to hold the lock.
+/// Like [`whole_ttl`], for a time to live of which time to hold the lock must remain after [`drift`].
 pub(super) fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {
     let ttl = whole_ttl(ttl)?;
     if ttl < SHORTEST_HELD {
@@ -155,7 +155,7 @@ pub enum LockError {
         /// What to choose instead.
         why: String,
     },
-    /// This handle already holds the mutex, or is acquiring it; another clone of it may acquire it too.
+    /// This handle already holds the mutex, or is acquiring it. A clone of the handle can wait for the mutex.
     AlreadyAcquired,
     /// All attempts that [`retries`](super::MutexBuilder::retries) allows found the lock busy.
     TooManyAttempts {
@@ -171,19 +171,19 @@ pub enum LockError {
     },
     /// The lock was granted, but the answer came so late that too little of its time to live remained. It was released again.
     GrantedTooLate {
-        /// From the sending of the command until its answer was read.
+        /// The time from the sending of the command until its answer was read.
         elapsed: Duration,
         /// The whole time to live.
         ttl: Duration,
     },
-    /// Another holder has the lock by now, or it is free.
+    /// This caller does not hold the lock any more: another holder has it by now, or it is free.
     NotHeld,
     /// The server does not announce key events.
     NotificationsUnavailable {
         /// The reason, for a log.
         why: &'static str,
     },
-    /// The semaphore was deleted, or this handle's store was closed.
+    /// The semaphore was deleted, or the locks were closed, or the guard that owns them was shut down.
     Closed,
     /// The semaphore was created with another number of permits.
     CapacityMismatch {

@@ -56,11 +56,11 @@ pub struct Semaphore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Until a permit is free.
+    /// The caller waits until it is granted a permit.
     Forever,
-    /// Not at all: takes a permit only if one is free and there are no waiters.
+    /// The caller does not wait: it takes a permit only if one is free and there are no waiters.
     Now,
-    /// For this long.
+    /// The caller waits for this long at most.
     For(Duration),
 }
 
@@ -70,7 +70,7 @@ pub enum Wait {
 pub struct Holder {
     /// The permit's token.
     pub token: String,
-    /// The remaining time of its lease, by the server's clock.
+    /// The remaining time of the permit's lease, by the server's clock.
     pub remaining: Duration,
 }
 
@@ -512,7 +512,7 @@ impl PermitView {
         self.hold_state.grant.attempts
     }
 
-    /// How long the caller waited.
+    /// How long the caller waited for the permit.
     pub fn waited(&self) -> Duration {
         self.hold_state.grant.waited
     }

@@ -54,7 +54,7 @@ macro_rules! counters {
             pub flights: u64,
             /// Tasks of flights that run now, detached ones included.
             pub tasks: u64,
-            /// Keys and tags with an invalidation that the store has not confirmed. It is sent as soon as the store answers.
+            /// Keys and tags with an invalidation that the store has not confirmed; these are sent as soon as the store answers.
             pub kept_invalidations: u64,
         }
 
@@ -125,10 +125,10 @@ counters! {
         commits_refused => ["stampede_guard_commits_refused_total"],
         /// Leases that were lost while their load ran.
         leases_lost => ["stampede_guard_leases_lost_total"],
-        /// Leases that ended with their holder: it neither ended nor renewed them, and this process, which waited, loads instead.
+        /// Leases that expired because their holder neither ended nor renewed them, so that this process, which waited, loads instead.
         leases_expired => ["stampede_guard_leases_expired_total"],
-        /// Requests for which the coordination budget was used up: they went on without the store, or were answered before it had
-        /// confirmed the commit.
+        /// Requests for which the coordination budget was used up: they went on without the store, or were answered before the store
+        /// had confirmed the commit.
         budget_exceeded => ["stampede_guard_budget_exceeded_total"],
         /// Waits for another caller's load that took at least four fifths of `wait_timeout`.
         long_waits => ["stampede_guard_long_waits_total"],
@@ -152,7 +152,7 @@ counters! {
         audits_matched => ["stampede_guard_audits_total", result = "match"],
         /// Audits that found another value at the origin than the guard serves.
         audits_differed => ["stampede_guard_audits_total", result = "differs"],
-        /// Audits without a result: the load failed, or its value cannot be compared.
+        /// Audits without a result: the load failed, or its value could not be compared.
         audits_failed => ["stampede_guard_audits_total", result = "failed"],
     }
     /// The counters of a guard.
@@ -161,10 +161,10 @@ counters! {
         store_errors => ["stampede_guard_store_errors_total"],
         /// Stored bytes that were no readable entry: damaged, of another version, or not of the requested type.
         unreadable => ["stampede_guard_unreadable_total"],
-        /// Confirmed invalidations, of keys, of tags, and by storing directly.
+        /// Changes that the store has confirmed: invalidations of keys and tags, and values stored directly.
         invalidations => ["stampede_guard_invalidations_total"],
         /// Invalidations, and values stored directly, that were not confirmed: by the store, by its replicas where the policy waits for
-        /// them, or by the processes with copies; or whose caller gave up before.
+        /// them, or by the processes with copies; or whose callers gave up before the confirmation.
         invalidations_unconfirmed => ["stampede_guard_invalidations_unconfirmed_total"],
         /// Retained invalidations that were confirmed later.
         invalidations_resent => ["stampede_guard_invalidations_resent_total"],
@@ -288,7 +288,7 @@ pub(crate) struct PolicyCounters {
     /// Requests without a route.
     requests: Arc<Requests>,
     pub(crate) routes: Routes,
-    /// Whether these counters were published.
+    /// Whether these counters were published before.
     published: AtomicBool,
 }
 

@@ -62,7 +62,7 @@ impl LogOnce {
     }
 }
 
-/// Limits a warning whose cause recurs with each load: when it was last logged.
+/// Limits a warning whose cause recurs with each load to one a minute: when the warning was last logged.
 #[derive(Debug, Default)]
 pub(crate) struct LogEveryMinute(Mutex<Option<Instant>>);
 
@@ -97,7 +97,7 @@ impl Spans {
         tracing::enabled!(target: log::GUARD, tracing::Level::DEBUG)
     }
 
-    /// The span of a load, inside the span of the request that began it; the request's span itself if no subscriber enables the load's.
+    /// The span of a load, inside the span of the request that began it. If no subscriber enables that, the request's span itself.
     pub(crate) fn load(&self, parent: &Span, key: &Key, flight: impl FnOnce() -> FlightId) -> Span {
         let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key, flight = Empty);
         if span.is_disabled() {
@@ -185,7 +185,7 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Arc<str> {
 pub struct FlightId([u8; 16]);
 
 impl FlightId {
-    /// The identity of the load under the lease with this token. A digest, because a process that knows a token can end its lease.
+    /// The identity of the load under the lease with this token. A digest, because any process that knows a token can end its lease.
     pub(crate) fn of(token: &str) -> Self {
         let digest: [u8; 32] = Sha256::digest(format!("stampede-guard flight {token}")).into();
         let mut id = [0; 16];
@@ -198,7 +198,7 @@ impl FlightId {
         Self(*uuid::Uuid::new_v4().as_bytes())
     }
 
-    /// Its 16 bytes, as evenly distributed as those of a trace's id.
+    /// The 16 bytes of the id, as evenly distributed as those of a trace's id.
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
     }

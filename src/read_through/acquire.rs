@@ -40,7 +40,7 @@ pub(crate) enum AcquireOutcome {
     Leased(Lease),
     /// Another flight's load has ended. The acquire that found its outcome was sent at `sent_at`.
     Ended { outcome: FlightOutcome, sent_at: SentAt },
-    /// Another flight holds the lease for this much longer, and this flight does not queue.
+    /// Another flight holds the lease for this much longer, and this flight does not wait for it.
     Busy(Duration),
     /// Other flights held the lease for longer than this flight waits.
     WaitedOut,
@@ -56,7 +56,7 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
-    /// The entry that was read and is not served as it is.
+    /// The entry that was read last and is not served as it is.
     pub(crate) rejected: &'a mut Option<Arc<StoredEntry>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
@@ -79,7 +79,7 @@ pub(super) struct Acquisition<'a> {
     pub(super) request: AcquireRequest<'a>,
     pub(super) token: Token,
     pub(super) watch: LeaseWatch,
-    /// When the last acquire was sent.
+    /// When this flight's last acquire was sent.
     pub(super) sent_at: SentAt,
     /// Which entries in the last acquire's answer may be served.
     pub(super) servable: Servable,
@@ -444,7 +444,7 @@ impl Acquisition<'_> {
         detach_unleased(self.request.state, self.request.key, &hints);
         self.handed_over |= hints.granted.is_some();
         self.takeovers = hints.granted.unwrap_or(self.takeovers);
-        // A wake may name a later holder; then the next acquire asks for that holder's outcome.
+        // A hint may name a later holder than the one that this flight waits behind; then the next acquire asks for its outcome.
         self.behind = hints.finished.or_else(|| self.behind.take());
         if hints.invalidated {
             // An invalidated entry must not stand in for a failed load.

@@ -57,7 +57,7 @@ struct Members {
     rounds: usize,
     /// The share that the flights of the next round have, while one of them holds it.
     share: Weak<BatchShare>,
-    /// Whether the permit of that share was granted or refused.
+    /// Whether the permit of the next round's share was granted or refused.
     is_admitted: bool,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct BatchShare {
 }
 
 impl LoadBatch {
-    /// Makes a batch and returns its members. Each member attempts, until its [`Attempt`] rests or it leads or is dropped.
+    /// Makes a batch and returns its members. Each member attempts until its [`Attempt`] rests, or until the member leads or is dropped.
     ///
     /// # Panics
     ///
@@ -170,7 +170,7 @@ impl LoadBatch {
         };
         let (round, scopes): (Vec<_>, Vec<_>) = round.into_iter().unzip();
         let call = (self.call)(round);
-        // The call has its own references: only the members keep the batch alive.
+        // The call has its own references. Dropped here, so that only the members keep the batch alive during the call.
         drop(self);
         match LoadScope::joined(scopes.into_iter().flatten()) {
             Some(scope) => scope.run(call).await,
@@ -258,7 +258,7 @@ impl Attempt {
         });
     }
 
-    /// Called when the flight waits for the permit of its share; no effect if that was already granted or refused.
+    /// Called when the flight waits for the permit of its share; no effect if that permit was already granted or refused.
     pub(super) fn queue(&self) {
         self.batch.change(self.index, |members, slot| match slot {
             Slot::Attempting(latest) if latest == self.number && !members.is_admitted => Slot::Queued(latest),

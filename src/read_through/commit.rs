@@ -57,8 +57,8 @@ impl FlightTask {
         // The last moment at which the lease was certainly held: no other process had invalidated the key before it.
         let confirmed = lease.as_ref().map(Lease::confirmed);
         let mut fleet_notification = pin!(publication.notify_fleet(lease, &flight.key, rejected.as_deref()));
-        // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
-        // budget. If it runs out, they are answered first and the commit goes on below.
+        // The store is notified first, so that the next request hits; but the waiters wait for that only within the first
+        // caller's budget. If the budget runs out, they are answered first and the commit goes on below.
         let check = timeout(budget.left(), &mut fleet_notification).await.ok();
         // An unreadable entry counts as well: other processes may be able to read it.
         let replaces =
@@ -112,7 +112,7 @@ impl FlightTask {
         if let LoadResult::Value { tags: own, lifetimes, .. } = &mut result {
             tags.append(own);
             let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
-            // Taken before the tags' ids are read again, and before the commit is sent.
+            // The ticket is taken before the tags' ids are read again, and before the commit is sent.
             ticket = self.ticket(&tags);
             is_outdated = !is_known || self.was_invalidated(&tags, life).await;
         }
@@ -161,7 +161,7 @@ struct Publication {
     stored: Option<(Bytes, Duration)>,
     /// What happens to the older entry if no new one is stored.
     older: OlderEntry,
-    /// How long a failure is replayed to later callers.
+    /// For how long after a failure later callers receive it too.
     replay: Duration,
     /// Whether one of the value's tags may have been invalidated since the load began. Then only callers that came before the load
     /// receive the value.
@@ -302,7 +302,7 @@ impl FlightTask {
                 let elsewhere = status_only
                     .map(|status_only| FlightOutcome::Value(value(status_only, Packed::default())));
                 if keep.is_zero() {
-                    // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
+                    // The value is not compressed: it is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
                     LoadedOutcome { elsewhere, ..not_stored(value, unstored, false) }
                 } else {
@@ -335,7 +335,7 @@ impl FlightTask {
             most,
             "a loaded value is longer than the server takes (its setting `proto-max-bulk-len`): it is not stored"
         );
-        // As for a value over `max_body`: other processes load for themselves, without waiting for each other.
+        // The same consequence as for a value over `max_body`: other processes load for themselves, without waiting for each other.
         let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
         let value = FlightOutcome::Value(Entry { expiry, ..value });
         let elsewhere = Some(FlightOutcome::Uncacheable);
@@ -498,7 +498,7 @@ impl FlightTask {
         };
         let mut ids = ask().await;
         if ids.is_err() {
-            // Waiting for the reconnect is cheaper than another load.
+            // The connection may have been lost: waiting for the reconnect is cheaper than another load.
             let _ = store.reach(first.tag.name(), self.budget.left()).await;
             ids = ask().await;
         }

@@ -166,7 +166,7 @@ impl FlightTask {
         limit.map_or(most, |limit| self.state.load_queues.of(&limit.name).share(limit.start).min(most))
     }
 
-    /// Takes a slot or permit for this flight alone, instead of its share of a batch's.
+    /// Takes a slot or permit for this flight alone, instead of the one that it shares with its batch.
     async fn admit_alone(
         &mut self,
         LoadPermit { share, .. }: LoadPermit,
@@ -330,7 +330,7 @@ pub(crate) struct FlightTask {
     pub(crate) batch: Option<Attempt>,
     /// For how long the origin, in its answer to the load, asked to be left alone.
     pub(super) rest: Duration,
-    /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
+    /// For a refresh: the slot of its caller, which does not wait. Held here, because dropping a slot drops its loader.
     pub(crate) _unattended: Option<FlightWaiter>,
 }
 
@@ -371,7 +371,7 @@ impl FlightTask {
     /// The task of the flight that this caller leads.
     pub(super) fn new(caller: &CallState<'_>, flight: FlightKey, leader: Leader) -> Self {
         let Call { state, policy, .. } = caller.call;
-        // Called even if there are no tags: a caller with another policy may have joined already.
+        // Recorded even if there are no tags: a caller with another policy may have joined already.
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         leader.checks(tags.iter().map(|tag| tag.name().into()).collect());
         Self {
@@ -527,7 +527,7 @@ impl FlightTask {
         timeout(self.policy.lease / 3, turn).await.ok()?
     }
 
-    /// The slot and permit that all flights of this flight's round share, or its own if it is in no batch.
+    /// The slot and permit that all flights of this flight's round share; a new share for this flight alone if it is in no batch.
     pub(super) fn share(&self) -> Arc<BatchShare> {
         self.batch.as_ref().map(Attempt::share).unwrap_or_default()
     }
@@ -574,7 +574,7 @@ impl FlightTask {
         }
     }
 
-    /// Whether the first caller waits for this load inside another load that already holds this permit.
+    /// Whether the first caller waits for this load inside another load that already holds this permit, so that no further one is needed.
     fn holds(&self, permit: &LoadPermitId) -> bool {
         let holds = |loading: &Arc<LoadScope>| loading.holds(permit);
         self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()

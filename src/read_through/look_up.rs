@@ -23,9 +23,9 @@ use crate::value::{EntryReader, StoredEntry};
 
 /// The result of step 2.
 pub(crate) enum Lookup<'a, V> {
-    /// Step 8 from this process's memory.
+    /// A copy in this process's memory has the value: step 8 follows.
     LocalHit(V),
-    /// Step 8 from the store. If a background load is due, `refresh` takes the caller's loader.
+    /// The store has the value: step 8 follows. If a background load is due, `refresh` takes the caller's loader.
     Hit { value: V, stale: bool, refresh: Option<Box<CallState<'a>>> },
     /// There is nothing to serve: the caller needs its loader.
     Miss(CallState<'a>),
@@ -215,7 +215,8 @@ impl<'a> CallState<'a> {
         Lookup::Miss(self)
     }
 
-    /// Whether an entry that is served should be loaded anew.
+    /// Whether an entry that is served is to be loaded anew in the background: it is stale or due for an early refresh, and no recent
+    /// refresh of it runs.
     fn is_refresh_due(&self, freshness: Freshness, entry: &Entry, now: u64) -> bool {
         let Call { state, policy, .. } = self.call;
         let is_due = match freshness {
@@ -277,7 +278,7 @@ pub(crate) async fn peek_many<'a, R: EntryReader>(
     peeked.collect()
 }
 
-/// Reads for those callers that need a read, in their order. All have one guard and policy.
+/// Reads for the callers that need a read, and returns the reads in the order of these callers. All have one guard and policy.
 async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
     let mut keys = Vec::with_capacity(callers.len());
     let mut terms = None;

@@ -28,13 +28,13 @@ const ROUNDS: usize = 6;
 
 /// The answer to a caller with a loader; `A` is the answer of its own load.
 pub(crate) enum MissOutcome<V, A> {
-    /// Step 8 from another caller's load, with this caller's own unused loader.
+    /// Another caller's load has the value: step 8 follows. With this caller's own unused loader.
     Coalesced(V, Loader),
-    /// Step 8 with an older value, because the load failed or takes long; with this caller's own loader if it was not used.
+    /// An older value is served, because the load failed or takes long. With this caller's own loader if it was not used.
     Stale(V, Option<Loader>),
     /// This caller's own loader was used: the answer of that load, and the value that the flight ended with, if it has ended with one.
     Led(A, Option<Entry>),
-    /// No value.
+    /// There is no value, for this reason.
     Failed(Failure),
     /// No flight has a value for this caller. It must now run its loader alone: without the lease, and for itself only.
     Alone(Loader),

@@ -59,7 +59,7 @@ impl<'a> CallState<'a> {
         }
     }
 
-    /// Waits for the turn of a look-up. The wait costs no budget.
+    /// Waits for the turn of this caller's look-up. The wait costs no budget.
     async fn look_up_turn(&mut self) -> Option<Turn> {
         let sent_at = Instant::now();
         let Call { state, key, .. } = self.call;
@@ -78,7 +78,7 @@ impl<'a> CallState<'a> {
         let tags = self.call.tag_keys();
         let entry_read = EntryRead::of(self.call, &tags, within);
         if state.store.answers_at_once() {
-            // The read does not suspend: a task that only reads must let other tasks run.
+            // The read does not suspend, so a task that only reads would never let other tasks run without this.
             consume_budget().await;
             return (entry_read.read().await, None);
         }
@@ -374,7 +374,7 @@ pub(super) async fn read_many(
     let has_path = || keys.iter().any(|key| policy.path_tag(&state.namespace, key).is_some());
     let call = |key| Call { state, policy, key };
     if state.store.is_spread() || state.store.answers_at_once() || has_path() {
-        // The reads may not suspend: a task that only reads must let other tasks run.
+        // The reads may never suspend, so a task that only reads might never let other tasks run without this.
         consume_budget().await;
         let tags: Vec<_> = keys.iter().map(|key| call(key).tag_keys()).collect();
         let reads = keys.iter().zip(&tags).map(|(key, tags)| EntryRead::of(call(key), tags, within).read());

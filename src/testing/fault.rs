@@ -65,13 +65,13 @@ faults! {
     EvictRegistry "registry evicted",
     /// The log of the announcements to those nodes is evicted.
     EvictLog "log evicted",
-    /// Everything is flushed.
+    /// The store loses everything that it holds.
     Flush "flush",
     /// A failover to a server that lacks the latest writes, up to half a second of them.
     FailOver "failover",
     /// The store's clock jumps by up to an hour, to either side.
     ClockStep "clock step",
-    /// A write is refused: out of memory.
+    /// A write is refused because the server is out of memory.
     OutOfMemory "out of memory",
     /// Writes are refused for up to half a second: the server is no longer the primary.
     ReadOnly "read-only",
@@ -135,7 +135,7 @@ impl Odds {
         self.struck[fault as usize]
     }
 
-    /// Whether the fault strikes now.
+    /// Decides whether the fault strikes now, and counts the strike.
     pub(super) fn strikes(&mut self, fault: Fault) -> bool {
         let chance = self.chance[fault as usize];
         let due = self.due.iter().position(|due| *due == fault).map(|at| self.due.remove(at)).is_some();
@@ -151,7 +151,7 @@ impl Odds {
         self.struck[fault as usize] -= 1;
     }
 
-    /// A random time, with the precision of a microsecond.
+    /// A random time up to `most`, with the precision of a microsecond.
     pub(super) fn up_to(&mut self, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
         // No random number is taken if there is only one result, so that a store without latency takes none.

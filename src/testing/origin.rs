@@ -64,7 +64,7 @@ struct Resource {
     most_at_once: u64,
     /// The answers to the next loads.
     script: VecDeque<Answer>,
-    /// The answer after the script's end.
+    /// The answer to loads after the end of the script.
     otherwise: Option<Answer>,
 }
 
@@ -83,7 +83,7 @@ pub enum Answer {
     Fail,
     /// A panic.
     Panic,
-    /// No answer, ever.
+    /// The load never ends.
     Hang,
 }
 
@@ -195,7 +195,7 @@ impl Origin {
         self.resource(key, |resource| resource.running)
     }
 
-    /// The largest number of loads of `key` that ran at once.
+    /// The largest number of loads of `key` that have run at once since the origin was made.
     pub fn most_at_once(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| resource.most_at_once)
     }

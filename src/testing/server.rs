@@ -23,7 +23,7 @@ use crate::store::{
 };
 use crate::sync::lock;
 
-/// For how long the previous states of written keys are retained: the most that a failover can lose.
+/// For how long the states of keys before their writes are retained: a failover can undo the writes of at most this time.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
 const LONGEST_READ_ONLY: Duration = Duration::from_millis(500);
 /// The longest delay of a message that is sent twice.
@@ -34,7 +34,7 @@ const LONGEST_STEP_MS: i64 = 3_600_000;
 pub(super) struct ChaosServer {
     far: Backing,
     pub(super) odds: Mutex<Odds>,
-    /// Half a round trip: the least, and the random addition.
+    /// The time of half a round trip: the least, and the most that is added by chance.
     pub(super) latency: Mutex<(Duration, Duration)>,
     pub(super) queue: Mutex<CommandQueue>,
     pub(super) state: Mutex<ServerState>,
@@ -235,7 +235,7 @@ impl ChaosServer {
         }
     }
 
-    /// Executes a command.
+    /// Executes a command that has arrived, after the faults of the store have struck.
     pub(super) async fn arrive(
         &self,
         node: &Store,
@@ -393,7 +393,7 @@ impl ChaosServer {
         Ok(())
     }
 
-    /// Saves the state of a key or a volume before a write.
+    /// Saves the state of a key or a volume before a write, for a failover that undoes the write.
     fn note(&self, name: &str, snapshot: Snapshot) {
         let (now, mut state) = (Instant::now(), lock(&self.state));
         state.journal.push_back((now, name.into(), snapshot));

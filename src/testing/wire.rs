@@ -92,7 +92,7 @@ impl Wire {
         wire
     }
 
-    /// Sends a command, executed on the server, and waits for its answer for as long as `within`.
+    /// Sends a command to the server, which executes it, and waits for the answer for as long as `within`.
     async fn exchange(self: Arc<Self>, command: Command, within: Duration) -> StoreResult<CommandAnswer> {
         self.condition.runs().await;
         if self.is_closed() {
@@ -137,7 +137,7 @@ impl Wire {
         }
     }
 
-    /// The error after `within`, once the replica can act.
+    /// Waits for `within`, and until the replica can act; returns the error of a command without an answer.
     async fn no_answer(&self, within: Duration) -> StoreError {
         sleep(within).await;
         self.condition.runs().await;
@@ -170,7 +170,7 @@ impl Wire {
         if odds.strikes(Fault::Slow) {
             let extra = odds.up_to(within * 2);
             if odds.random().bool() {
-                // Sent separately, so that no other command waits behind it.
+                // The slow command is sent separately, so that no other command waits behind it.
                 return CommandFate::Answered { there: there + extra, back, is_broken: false };
             }
             back += extra;
@@ -197,7 +197,7 @@ impl Wire {
         });
     }
 
-    /// Passes on the lease of a waiter that has left, as the inbox of a node on Redis does.
+    /// Passes on the lease that was granted to a waiter that has left, as the inbox of a node on Redis does.
     async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
         let (command, within) = match self.server.memory() {
             Some(store) => {
@@ -231,7 +231,7 @@ impl Wire {
         }
     }
 
-    /// When the next message about the volume is delivered, and when once more; `None` if it gets lost.
+    /// After which time the next message about the volume is delivered, and after which a second time, if at all; `None` if it gets lost.
     fn message_fate(&self) -> Option<(Duration, Option<Duration>)> {
         let mut odds = lock(&self.server.odds);
         if self.condition.is(ReplicaState::Dead) || self.loses(&mut odds) {
