@@ -172,8 +172,8 @@ pub mod __macros {
     pub use crate::guard::function::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
 }
 
-/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, the others receive its value or its failure, as
-/// those of [`get_or_load`](StampedeGuard::get_or_load) do.
+/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, and the others receive its value or its failure, as
+/// with [`get_or_load`](StampedeGuard::get_or_load).
 ///
 /// | setting | what |
 /// |---|---|

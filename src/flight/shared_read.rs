@@ -94,8 +94,8 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
         ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, reader)
     }
 
-    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Gives up the lone read in
-    /// front too.
+    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Also gives up the lone read in
+    /// front of the queue.
     pub(crate) fn take_over(
         self: &Arc<Self>,
         key: &K,

@@ -142,7 +142,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Removes this slot and gives it an outcome.
+    /// Removes this slot from the flight, and gives its caller this outcome.
     pub(crate) fn leave(&self, own: &Arc<WaiterSlot<L, O>>, outcome: O) {
         lock(&self.state).all.retain(|slot| !Arc::ptr_eq(slot, own));
         own.notify(outcome);

@@ -107,7 +107,7 @@ setters! { StampedeGuardBuilder:
 
     /// How many invalidations the guard retains that the store has not confirmed, each key and each tag once. They are sent as soon as
     /// the store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything
-    /// in the namespace replaces them: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
+    /// in the namespace replaces them: the one of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
     /// stored under a policy with [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all). Values without that tag are
     /// not served by this process if they may have been stored before the end of the outage, and an error is logged, because
     /// other processes may serve them until they expire. Defaults to 10,000.

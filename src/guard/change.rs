@@ -417,7 +417,7 @@ impl Resending {
 /// or the store is closed. `pause` is the pause after a round without any confirmation; it grows with each such round.
 async fn send_all(state: &Arc<GuardState>, pause: &mut Duration) -> Option<Duration> {
     let mut retained = state.retained.to_send();
-    // In a cluster each key may be on a different server.
+    // In a cluster each key may be on a different server: prefer a key with a server that is not known to be down.
     let is_up = |retained: &&RetainedInvalidation| !state.store.is_down(retained.target.key.name());
     let first = retained.iter().find(is_up).or_else(|| retained.first())?;
     // Waits for a reconnect.

@@ -1,7 +1,7 @@
-//! The functions and traits that the code of the attribute `memoize` uses: it makes one call of the guard, under a policy with the
-//! function's settings.
+//! The functions and traits for the code that the attribute `memoize` writes: that code makes one call of the guard, under a policy with
+//! the function's settings.
 //!
-//! The traits are implemented for every suitable type, as those of [`memoize`](super::memoize) are.
+//! The traits are implemented for every suitable type, like the traits of [`memoize`](super::memoize).
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -177,7 +177,7 @@ pub struct FunctionSettings {
 /// A policy that was made for a function. The static owns the policy and not the guard, so it keeps no connection open.
 #[derive(Debug)]
 struct Made {
-    /// The guard's policy, from which this one was made. It is compared by address: even a weak reference prevents that another policy
+    /// The guard's policy, from which `policy` was made. It is compared by address: even a weak reference prevents that another policy
     /// gets this address.
     of: Weak<Policy>,
     policy: Arc<Policy>,

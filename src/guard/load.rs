@@ -213,7 +213,7 @@ impl Load<'_> {
 
     /// Loads the key now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
     ///
-    /// A load of the key that is running already counts as this one, and so does one that failed less than
+    /// A load of the key that is already running counts as this load, and so does a load that failed less than
     /// [`error_for`](crate::PolicyBuilder::error_for) ago; after a change at the origin, use
     /// [`invalidate`](StampedeGuard::invalidate) instead. Meanwhile other callers are served the stored value.
     ///

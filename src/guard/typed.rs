@@ -328,7 +328,7 @@ impl<T> LoadContext<T> {
         let mut lost = self.lost.clone();
         async move {
             if lost.wait_for(|lost| *lost).await.is_err() {
-                // The sender was dropped: the load has ended.
+                // The sender was dropped because the load has ended, so the lease can no longer be lost.
                 std::future::pending::<()>().await;
             }
         }

@@ -153,7 +153,7 @@ impl RetainedInvalidations {
         self.attempts.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether reads have to check: the list may have a name, or the list has overflowed since the guard was made.
+    /// Whether reads have to check: the list may have a name, or an overflow has set `RetainedNames::served_since`.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)

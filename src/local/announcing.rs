@@ -102,7 +102,7 @@ impl LocalTier {
         self.attempts.sent()
     }
 
-    /// Whether some process of the volume keeps copies, or may have done so: this one, or a member of a registry that it has seen.
+    /// Whether some process of the volume keeps copies, or may have kept some: this process, or a member of a registry that it has seen.
     pub(crate) fn knows_of_copies(&self) -> bool {
         self.is_in_use() || self.known_registries.any()
     }

@@ -25,7 +25,7 @@ pub(super) type Moment = u64;
 /// Set when the copies of its name are dropped.
 type Flag = Arc<AtomicBool>;
 
-/// Distinguishes the flags of tags from those of keys with the same name.
+/// Distinguishes the flag of a tag from the flag of a key with the same name.
 const TAG: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The number of shards of [`Tickets`]. A miss takes a shard's lock, a hit takes none.

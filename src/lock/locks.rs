@@ -183,7 +183,7 @@ impl fmt::Debug for Locks {
 
 /// The name of a lock: a global scope and, inside it, a local one.
 ///
-/// Parts are joined as those of a [`CacheKey`] are: unambiguously, any bytes, long names by their digest. Any value
+/// Parts are joined like the parts of a [`CacheKey`]: unambiguously, with any bytes, long names by their digest. Any value
 /// that converts into a `CacheKey` converts into the scope of exactly that name.
 ///
 /// # Examples
@@ -210,7 +210,7 @@ impl Scope {
         Self { named: CacheKey::from((global,)), global: true }
     }
 
-    /// A local scope inside this one.
+    /// A local scope inside this scope.
     #[must_use]
     pub fn local(&self, local: impl fmt::Display) -> Self {
         Self { named: join(&self.named, &local.to_string()), global: false }

@@ -62,7 +62,7 @@ impl Default for MutexOptions {
             ttl: Some(Duration::from_secs(60)),
             // The promise of a queue: no caller is overtaken.
             waiting: Waiting::Notify,
-            // The value of Redis in Action. Without a bound, a deadlock of two locks never shows.
+            // The value in the book "Redis in Action". Without a bound, a deadlock of two locks never shows.
             acquire_timeout: Some(Duration::from_secs(10)),
             // The attempts are bounded by `acquire_timeout`. redis_exp_lock's default is 0, because it has no other bound.
             retries: None,

@@ -61,8 +61,8 @@ pub(crate) struct CallState<'a> {
 /// Whether the store has answered a caller's look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookUpState {
-    /// The caller joins a flight without a look-up. Or its look-up failed, and it has since rejected an older entry that a flight
-    /// returned.
+    /// The caller joins a flight without a look-up. Or its look-up failed, and the caller has since rejected an older entry that a
+    /// flight returned.
     NotMade,
     Answered,
     Failed,

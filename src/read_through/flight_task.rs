@@ -320,7 +320,7 @@ pub(crate) struct FlightTask {
     pub(crate) rejected: Option<Arc<StoredEntry>>,
     /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
-    /// The chain of loads inside which the first caller waits for this one.
+    /// The chain of loads inside which the first caller waits for this flight's load.
     pub(crate) within: Option<Arc<LoadScope>>,
     /// The span of the first caller.
     pub(crate) span: Span,

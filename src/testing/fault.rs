@@ -63,7 +63,7 @@ faults! {
     EvictEntry "entry evicted",
     /// The registry of the nodes that keep local copies is evicted.
     EvictRegistry "registry evicted",
-    /// The log of the announcements to those nodes is evicted.
+    /// The log of the announcements to the nodes that keep local copies is evicted.
     EvictLog "log evicted",
     /// The store loses everything that it holds.
     Flush "flush",

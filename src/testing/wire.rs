@@ -300,7 +300,7 @@ impl CommandLine for Wire {
     fn watch(self: Arc<Self>, key: &Key, token: &Token) -> LeaseWatch {
         let watch = self.watches.register(key.name(), token);
         if self.server.memory().is_some() {
-            // The memory store notifies its lines.
+            // The memory store notifies its lines itself, so no relay is needed.
             return watch;
         }
         let (key, token) = (key.clone(), token.clone());
