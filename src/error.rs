@@ -46,21 +46,21 @@ pub enum InvalidationTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The key is empty, or a tag is, or there are too many tags.
+    /// The key or a tag is empty, or there are too many tags.
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,
-    /// The address is not that of a server.
+    /// The address is not the address of a server.
     InvalidAddress,
     /// The store could not be reached, or refused a command.
     Store,
-    /// A time limit passed: that of the load, or that of waiting for another caller's load.
+    /// A time limit passed: the limit of the load, or of the wait for another caller's load.
     Timeout,
     /// Too many other loads ran for too long, or too many ran at once without the store, or too many callers waited for the key.
     Overloaded,
     /// A value could not be encoded.
     Encode,
-    /// A loader of many keys returned no value for this one, and the policy says [`OnAbsent::Fail`](crate::OnAbsent::Fail).
+    /// A loader of many keys returned no value for this key, and the policy says [`OnAbsent::Fail`](crate::OnAbsent::Fail).
     Absent,
     /// A load requested the key that it is loading.
     Reentrant,
@@ -84,7 +84,7 @@ impl Error {
         Self { repr: Arc::new(Repr { kind, text, source: Some(source), unconfirmed }) }
     }
 
-    /// The same error, of invalidations of these targets that the store has not confirmed.
+    /// The same error, with these targets as the ones whose invalidation the store has not confirmed.
     pub(crate) fn with_unconfirmed(self, unconfirmed: Vec<InvalidationTarget>) -> Self {
         Self { repr: Arc::new(Repr { unconfirmed, ..Arc::unwrap_or_clone(self.repr) }) }
     }
@@ -165,8 +165,8 @@ impl Error {
     /// [`expire`](crate::StampedeGuard::expire) that are not confirmed; empty for every other error. The guard has retained them, and
     /// sends them as soon as the store answers, unless it was [shut down](crate::StampedeGuard::shutdown).
     ///
-    /// They do not include an `insert`, which is not retained, a change that the store has confirmed and its
-    /// [replicas](crate::PolicyBuilder::invalidate_replicas) have not, and invalid names.
+    /// They do not include an `insert`, which is not retained; a change that the store has confirmed and its
+    /// [replicas](crate::PolicyBuilder::invalidate_replicas) have not; or invalid names.
     pub fn unconfirmed(&self) -> &[InvalidationTarget] {
         &self.repr.unconfirmed
     }
@@ -208,8 +208,8 @@ impl std::error::Error for Error {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LoadError<E> {
-    /// The loader returned this error, in this process: this caller's loader, or that of a caller with the same type of error. Or in
-    /// another process, if the policy [shares](crate::PolicyBuilder::share_errors) errors of this type.
+    /// A loader returned this error: this caller's loader, or that of another caller in this process with the same type of error; or of a
+    /// caller in another process, if the policy [shares](crate::PolicyBuilder::share_errors) errors of this type.
     Loader(Arc<E>),
     /// The load of another caller failed, and only the text of its loader's error is known here (`{:#}` of it, cut to
     /// 1 KiB): the load ran in another process, or earlier ([`error_for`](crate::PolicyBuilder::error_for)), or in this process
@@ -279,7 +279,7 @@ impl<E: fmt::Display> fmt::Display for LoadError<E> {
 impl<E: fmt::Display + fmt::Debug> std::error::Error for LoadError<E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its source instead of itself: `Display` prints the guard's error, and a chain printer would print it twice.
+            // The source of the guard's error instead of that error: `Display` prints the error, so a chain printer would print it twice.
             Self::Guard(error) => std::error::Error::source(error),
             Self::Loader(_) | Self::Remote(_) | Self::Panicked(_) => None,
         }
@@ -319,7 +319,7 @@ impl Failure {
         ))
     }
 
-    /// The failure of a loader if only its text is known.
+    /// The failure of a loader of which only the error's text is known.
     pub(crate) fn with_text(text: impl Into<Arc<str>>) -> Self {
         Self::Loader { text: text.into(), source: None, shared: None }
     }

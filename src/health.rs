@@ -34,7 +34,7 @@ pub enum LinkState {
     Up,
     /// The connection was lost or cannot be opened; it is opened again in the background.
     Down,
-    /// The server refuses the commands that the connection is for. Retried every half minute.
+    /// The server refuses the commands that the connection is for. They are tried again every half minute.
     Refused,
     /// The guard was shut down.
     Closed,
@@ -56,12 +56,13 @@ pub enum Breaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClockReading {
-    /// How far the store's clock is ahead of this host's, in milliseconds; negative if it is behind. As exact as
-    /// half a round trip, and as this host's clock now.
+    /// How far the store's clock is ahead of this host's, in milliseconds; negative if it is behind. The error is up to half a
+    /// round trip of the reading; this host's clock is read now.
     pub ahead_ms: i64,
     /// How long ago the store's clock was last read. It is read on each new connection, and each minute.
     pub age: Duration,
-    /// The largest jump of the store's clock between two readings. After a failover the new server's clock counts as a jump too.
+    /// The largest jump of the store's clock between two successive readings so far. After a failover the difference to the new server's
+    /// clock counts as a jump too.
     pub largest_jump: Duration,
 }
 
@@ -84,8 +85,8 @@ pub struct Health {
     pub topology: Topology,
     /// The connection that carries commands.
     pub commands: LinkState,
-    /// The connection on which this process is notified that a load has ended. Opened by the first load; without it,
-    /// waits end by their timers.
+    /// The connection on which this process is notified that a load has ended. The first load opens it; without this
+    /// connection, waits end by their timers.
     pub inbox: LinkState,
     /// Whether commands are sent.
     pub breaker: Breaker,
@@ -102,8 +103,8 @@ pub struct Health {
     pub inbox_lag: Option<Duration>,
     /// How many times the breaker has opened since the guard was made: a connection for commands was lost or could not be opened.
     pub outages: u64,
-    /// How many times the provider of credentials (`Backend::credentials`) has failed, or the server has refused what it gave. 0
-    /// without a provider.
+    /// How many times, since the guard was made, the provider of credentials (`Backend::credentials`) has failed or the server has
+    /// refused its credentials. 0 without a provider.
     pub credential_failures: u64,
     /// The local tier; `None` if no policy of this guard keeps copies.
     pub local: Option<LocalTierHealth>,
@@ -115,16 +116,16 @@ pub struct Health {
 pub struct LocalTierHealth {
     /// How many copies there are. Copies of values that were changed count until their space is needed.
     pub copies: u64,
-    /// How many bytes they take, by estimate.
+    /// How many bytes the copies take, by estimate.
     pub bytes: u64,
-    /// How many bytes they may take.
+    /// How many bytes the copies may take.
     pub capacity: u64,
     /// How long this process may still serve from memory, unless the lease is renewed, which happens at each third of its term while
     /// callers request copies. Zero while it is not renewed: the store is down, or no caller has requested a copy for some terms.
     pub lease_remaining: Duration,
 }
 
-/// The text of each variant.
+/// Implements `Display` for enums by a text for each variant.
 macro_rules! texts {
     ($($Type:ident { $($Variant:ident = $text:literal),+ })+) => {$(
         impl fmt::Display for $Type {
@@ -182,7 +183,7 @@ impl fmt::Display for Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Severity {
-    /// In order.
+    /// The check found nothing wrong.
     Ok,
     /// Worth knowing, or not visible with the rights of this user.
     Note,
@@ -198,11 +199,11 @@ pub enum Severity {
 pub struct Finding {
     /// The name of the check: `rights`, `latency`, `eviction` and so on.
     pub check: &'static str,
-    /// How much it matters.
+    /// How much the finding matters.
     pub severity: Severity,
     /// What was found. Never a key, a value or a password.
     pub found: String,
-    /// What it costs; empty if it costs nothing.
+    /// What the finding costs the service; empty if it costs nothing.
     pub cost: String,
     /// What to do; empty if there is nothing to do.
     pub advice: String,

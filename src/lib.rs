@@ -30,7 +30,7 @@
 //! # What the layer does by default
 //!
 //! - It caches a 200 to a `GET`, and also 203, 204, 300, 301, 308, 404 and 410, of at most 1 MiB: as long as `Cache-Control`
-//!   says, or 60 s without one. Other statuses only with a lifetime of their own.
+//!   says, or 60 s without it. Other statuses are cached only if the response states a lifetime.
 //! - A request with `Authorization`, a cookie or another credential goes straight to the service. A response with
 //!   `Set-Cookie`, `private`, `no-store` or `Vary: *` is not shared. **A response that depends on anything else must say
 //!   so**: with `Vary`, `private`, or the extension `DoNotStore`.
@@ -72,7 +72,8 @@
 //!
 //! Without any feature, the in-memory guard for loaders, [`memoize`](StampedeGuard::memoize) and the locks remain.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What names no type of a feature is there without the feature, too. What no feature uses is found when all are on.
+// Code that names no type of a feature is compiled without the feature too, and may then be unused. Code that no feature uses is reported
+// when all features are on.
 #![cfg_attr(
     not(all(
         feature = "cluster",
@@ -84,7 +85,7 @@
     allow(dead_code)
 )]
 
-/// `Debug` of a type whose fields are of no use or secret: a text, or the fields that are named.
+/// Implements `Debug` for a type with fields that are secret or of no use: prints a text, or only the named fields.
 macro_rules! debug_as {
     ($self:ident: $Type:ident => $text:literal $(, $value:expr)?) => {
         impl ::std::fmt::Debug for $Type {
@@ -171,8 +172,8 @@ pub mod __macros {
     pub use crate::guard::function::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
 }
 
-/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, the others receive its value or its failure, as
-/// those of [`get_or_load`](StampedeGuard::get_or_load) do.
+/// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, and the others receive its value or its failure, as
+/// with [`get_or_load`](StampedeGuard::get_or_load).
 ///
 /// | setting | what |
 /// |---|---|
@@ -204,7 +205,7 @@ pub mod __macros {
 ///
 /// # Cancel safety
 ///
-/// As [`get_or_load`](StampedeGuard::get_or_load).
+/// See [`get_or_load`](StampedeGuard::get_or_load).
 ///
 /// # Examples
 ///

@@ -60,8 +60,8 @@ impl Delivery {
         announce(waiters);
     }
 
-    /// Ends the load with this result. `release` completes the client's response, or its error: it is called once the result is published,
-    /// or once the caller's budget for that is used up, before the other waiters are answered.
+    /// Ends the load with this result. `release` completes the client's response, or its error. It is called once the result is published,
+    /// or once the caller's budget for that is used up, and before the other waiters are answered.
     pub(crate) fn after_commit(
         self,
         result: LoadResult,
@@ -73,7 +73,7 @@ impl Delivery {
     /// Called when the flight ends with this outcome, before its waiters are answered.
     pub(crate) fn settle(self, outcome: &FlightOutcome) {
         match self.release {
-            // For `FlightOutcome::Stale`, the loader's own caller receives the older value too.
+            // For `FlightOutcome::Stale`, the loader's own caller receives the older value too, instead of its own response.
             Some(release) if !matches!(outcome, FlightOutcome::Stale(_)) => release(),
             _ => {}
         }
@@ -91,13 +91,13 @@ pub(crate) struct OwnAnswer<A> {
 }
 
 impl<A> OwnAnswer<A> {
-    /// For a caller that takes its answer at the end of the flight that has used its loader.
+    /// Makes both ends, for a caller that takes its answer at the end of the flight that has used its loader.
     pub(crate) fn at_the_end() -> (OwnSender<A>, Self) {
         let (sender, answer) = oneshot::channel();
         (sender, Self { answer, is_early: false })
     }
 
-    /// For a caller that takes its answer as soon as it is sent.
+    /// Makes both ends, for a caller that takes its answer as soon as the answer is sent.
     pub(crate) fn early() -> (OwnSender<A>, Self) {
         let (sender, own) = Self::at_the_end();
         (sender, Self { is_early: true, ..own })
@@ -108,7 +108,7 @@ impl<A> OwnAnswer<A> {
         self.answer.try_recv().ok()
     }
 
-    /// Waits for an answer that the caller takes before the end; pending if there is none.
+    /// Waits for the answer, if the caller takes it as soon as it is sent; otherwise, or if none comes, stays pending.
     pub(crate) async fn before_the_end(&mut self) -> A {
         if self.is_early
             && let Ok(answer) = (&mut self.answer).await
@@ -150,11 +150,11 @@ impl BatchId {
 /// For which callers a loader runs, and whether its result may be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseState {
-    /// For all waiters of a flight that holds the lease: the result is stored if it may be.
+    /// The loader runs for all waiters of a flight that holds the lease: the result is stored if it may be.
     Leased,
-    /// For all waiters of a flight without the lease: nothing is stored.
+    /// The loader runs for all waiters of a flight without the lease: nothing is stored.
     Unleased,
-    /// For its own caller only.
+    /// The loader runs for its own caller only: nothing is stored.
     Alone,
 }
 
@@ -208,12 +208,12 @@ pub(crate) enum LoadResult {
         /// The payload as it is stored, if that is compressed.
         packed: Packed,
         lifetimes: Lifetimes,
-        /// As `Entry::validator`.
+        /// The validator of the value, see `Entry::validator`.
         validator: Bytes,
         /// The value's tags besides the policy's.
         tags: Vec<TagId>,
         status_only: Option<Bytes>,
-        /// What it means for the older value if it is not stored.
+        /// What it means for the older value if this value is not stored.
         unstored: Unstored,
     },
     /// A value that only the loading caller may have.
@@ -226,7 +226,7 @@ pub(crate) enum LoadResult {
     /// No value.
     Failed {
         failure: Failure,
-        /// As in [`Unstored::Failure`].
+        /// See [`Unstored::Failure`].
         before: u64,
     },
     /// A result for its own caller only, because it does not answer what the other waiters request, or may be older than a change; the next
@@ -240,12 +240,12 @@ impl LoadResult {
         Self::Failed { failure, before: u64::MAX }
     }
 
-    /// Only its own caller may have the value, and it says nothing about the resource.
+    /// Only the load's own caller may have the value, and the value says nothing about the resource.
     pub(crate) fn says_nothing() -> Self {
         Self::Uncacheable { unstored: Unstored::SaysNothing, mark: false }
     }
 
-    /// Only its own caller may have the value, and later callers need not queue for it.
+    /// Only the load's own caller may have the value, and later callers need not queue for the resource.
     pub(crate) fn of_resource() -> Self {
         Self::Uncacheable { unstored: Unstored::OfResource, mark: true }
     }
@@ -324,7 +324,7 @@ struct ScopedLoad {
     turn: Option<LoadPermitId>,
 }
 
-/// Which limited permit a load holds.
+/// The limited permit that a load holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LoadPermitId {
     /// One of the permits of the limit with this name in this namespace of this store, shared by all guards.
@@ -376,13 +376,13 @@ impl LoadScope {
         LOADING.scope(self, load)
     }
 
-    /// Whether one of these loads is a load of `key`: a caller that waits for it from inside it would wait for itself.
+    /// Whether one of these loads is a load of `key`: a caller inside that load that waited for it would wait for itself.
     pub(crate) fn includes(&self, store_id: u64, key: &Key) -> bool {
         self.any(|loading| loading.store_id == store_id && loading.key == *key)
     }
 
-    /// Whether one of these loads holds such a permit. Each load waits for the loads inside it, so an inner load that waited for
-    /// another permit might wait for the outer load's: a deadlock.
+    /// Whether one of these loads holds such a permit. Each load waits for the loads inside it, so an inner load that waited for a
+    /// further permit might wait for the permit of its outer load: a deadlock.
     pub(crate) fn holds(&self, turn: &LoadPermitId) -> bool {
         self.any(|loading| loading.turn.as_ref() == Some(turn))
     }
@@ -399,7 +399,7 @@ mod tests {
     use super::*;
     use crate::key::CacheKey;
 
-    /// A worker thread has only two megabytes of stack.
+    /// A chain with a link for each key would be dropped by as many nested calls, and overflow the two megabytes of a worker's stack.
     #[test]
     fn a_call_for_very_many_keys_is_dropped_on_a_small_stack() {
         let scope = |n: u32| {

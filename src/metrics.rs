@@ -5,8 +5,8 @@
 //! recorder that is installed later receives all earlier counts. Counters and gauges are published once a second and
 //! when the guard ends, histograms at each record.
 //!
-//! A histogram can be aggregated across replicas only if all have the same buckets, and exporters without buckets make quantiles of
-//! them, which can not be aggregated at all. So give the exporter these:
+//! A histogram can be aggregated across replicas only if all have the same buckets. An exporter without buckets makes quantiles of a
+//! histogram, which cannot be aggregated at all. So give the exporter these buckets:
 //!
 //! ```
 //! # struct Builder;
@@ -19,15 +19,15 @@
 //! }
 //! ```
 //!
-//! The repository has a dashboard, alerts and a runbook for them (`ops/`, `docs/metrics.md`, `docs/runbook.md`).
+//! The repository has a dashboard, alerts and a runbook for these metrics (`ops/`, `docs/metrics.md`, `docs/runbook.md`).
 
 /// The kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// It only grows, from zero on.
+    /// A count that only grows, from zero on.
     Counter,
-    /// It goes up and down.
+    /// A number that goes up and down.
     Gauge,
     /// A distribution, with the bounds of [`BUCKETS`].
     Histogram,
@@ -37,20 +37,20 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// Its name, with unit and `_total` by the conventions of Prometheus and OpenTelemetry.
+    /// The name of the metric, with unit and `_total` by the conventions of Prometheus and OpenTelemetry.
     pub name: &'static str,
-    /// Its kind.
+    /// The kind of the metric.
     pub kind: Kind,
-    /// The names of its labels. No label holds a key.
+    /// The names of the metric's labels. No label holds a key.
     pub labels: &'static [&'static str],
-    /// What it measures.
+    /// What the metric measures.
     pub help: &'static str,
 }
 
 const TIMES: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0];
 
-/// From a moment to a week.
+/// The bounds for ages, from a second to a week.
 const AGES: &[f64] =
     &[1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 10_800.0, 43_200.0, 86_400.0, 259_200.0, 604_800.0];
 
@@ -140,7 +140,7 @@ metrics! {
 }
 
 impl Metric {
-    /// Its unit, by its name: `seconds`, `bytes`, or none.
+    /// The unit of the metric, by its name: `seconds`, `bytes`, or none.
     pub fn unit(&self) -> Option<&'static str> {
         let name = self.name.strip_suffix("_total").unwrap_or(self.name);
         ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit))

@@ -25,7 +25,7 @@ pub(crate) enum Value {
     Table(Vec<(String, Self)>),
 }
 
-/// The form of a type of settings in a file.
+/// How a type of settings is read from a file and written to one.
 pub(crate) trait FileValue: Sized {
     fn read(value: Value) -> Result<Self, String>;
 
@@ -44,8 +44,8 @@ pub(crate) struct Setting<P> {
 /// All settings, in the order in which they are applied, whatever their order in the file is.
 pub(crate) type Table<P> = [Setting<P>];
 
-/// A [`Setting`]: of a field, whose type says how it is read and written; or of something that no file can hold, with the
-/// refusal.
+/// Makes a [`Setting`]: of a field, whose type says how it is read and written; or of a setting that no file can hold, with the
+/// text that refuses it.
 macro_rules! setting {
     ($name:literal, $($field:ident).+) => {
         Setting {
@@ -59,7 +59,7 @@ macro_rules! setting {
     };
 }
 
-/// The texts of a type that is a choice.
+/// Implements [`FileValue`] for a type that is a choice, by the text of each choice.
 macro_rules! choices {
     ($type:ty: $($text:literal = $choice:expr),+) => {
         impl FileValue for $type {
@@ -80,7 +80,7 @@ pub(crate) use {choices, setting};
 const ENDLESS: &str = "max";
 
 impl Value {
-    /// A whole number, or the text for no bound.
+    /// Reads a whole number, or the text [`ENDLESS`] for no bound.
     pub(crate) fn bound(self) -> Result<usize, String> {
         match self {
             Self::Text(text) if text == ENDLESS => Ok(usize::MAX),
@@ -104,7 +104,7 @@ impl Value {
         }
     }
 
-    /// One of these choices.
+    /// Reads the text of one of these choices.
     pub(crate) fn choice<T: Clone>(self, choices: &[(&str, T)]) -> Result<T, String> {
         let text = String::read(self)?;
         let found = choices.iter().find(|(name, _)| *name == text);
@@ -114,7 +114,7 @@ impl Value {
         })
     }
 
-    /// The name of this choice.
+    /// The text of this choice.
     pub(crate) fn of_choice<T: PartialEq>(choices: &[(&str, T)], value: &T) -> Option<Self> {
         choices.iter().find(|(_, choice)| choice == value).map(|(name, _)| Self::Text((*name).to_owned()))
     }
@@ -156,7 +156,7 @@ impl FileValue for f64 {
     fn read(value: Value) -> Result<Self, String> {
         match value {
             Value::Fraction(number) => Ok(number),
-            // Exact up to 2^53; larger ones are out of every range.
+            // The conversion is exact up to 2^53; larger numbers are out of every setting's range.
             Value::Number(number) => Ok(number as Self),
             other => Err(other.is_no("a number")),
         }
@@ -167,7 +167,7 @@ impl FileValue for f64 {
     }
 }
 
-/// Whole numbers.
+/// Implements [`FileValue`] for types of whole numbers.
 macro_rules! numbers {
     ($($type:ty),+) => {$(
         impl FileValue for $type {
@@ -274,7 +274,7 @@ pub(crate) fn read<'de, P: Default, D: Deserializer<'de>>(
     from.deserialize_map(Reader(table))
 }
 
-/// As [`read`], from a value inside a file.
+/// Like [`read`], from a value inside a file.
 pub(crate) fn read_value<P: Default>(table: &Table<P>, value: Value) -> Result<P, String> {
     let mut values: Vec<Option<Value>> = table.iter().map(|_| None).collect();
     for (name, value) in value.table()? {
@@ -338,7 +338,7 @@ impl<'de, P: Default> Visitor<'de> for Reader<P> {
     }
 }
 
-/// Reads a name or a value and checks it meanwhile, so that the format can report the line.
+/// Reads a name or a value, and checks it while the format still knows its line, which the format adds to the error.
 struct Checked<F>(F);
 
 impl<'de, T, F: FnOnce(Value) -> Result<T, String>> DeserializeSeed<'de> for Checked<F> {

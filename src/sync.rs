@@ -15,12 +15,12 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], for a reader of a `RwLock`.
+/// Like [`lock`], for a reader of a `RwLock`.
 pub(crate) fn read<T: ?Sized>(shared: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     shared.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`], for a writer of a `RwLock`.
+/// Like [`lock`], for a writer of a `RwLock`.
 pub(crate) fn write<T: ?Sized>(shared: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     shared.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -27,7 +27,7 @@ impl Tracker {
         Tracked { gauge: Arc::clone(self) }
     }
 
-    /// As [`enter`](Self::enter), unless the count is `most` already.
+    /// Like [`enter`](Self::enter), unless the count is `most` already.
     pub(crate) fn try_enter(self: &Arc<Self>, most: usize) -> Option<Tracked> {
         let room = |count| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
@@ -127,8 +127,8 @@ impl OwnedTask {
         lock(&self.latest).closed
     }
 
-    /// Starts the task that `run` returns, unless there is one, or the owner is closed, or the caller is in no runtime. Returns
-    /// whether it did. `run` is called under the lock: it must not start or close the task.
+    /// Starts the task that `run` returns, unless a task runs, or the owner is closed, or the caller is in no runtime. Returns whether
+    /// the task was started. `run` is called under the lock: it must not start or close the task.
     pub(crate) fn start<T: TaskOwner, F>(&self, owner: &Arc<T>, run: impl FnOnce(TaskRef<T>) -> F) -> bool
     where
         F: Future<Output = ()> + Send + 'static,
@@ -153,7 +153,7 @@ impl OwnedTask {
         true
     }
 
-    /// Ends the task. No other can be started.
+    /// Ends the task for good: no other task can be started.
     pub(crate) fn close(&self) {
         let handle = {
             let mut latest = lock(&self.latest);
@@ -228,7 +228,7 @@ impl<T: TaskOwner> Drop for TaskRef<T> {
     }
 }
 
-/// A task that has ended. Until this is dropped, no other is started.
+/// A task that has ended. Until this is dropped, no other task is started.
 pub(crate) struct EndedTask<'a>(&'a OwnedTask);
 
 impl Drop for EndedTask<'_> {
@@ -249,7 +249,7 @@ impl<T: TaskOwner> TaskRef<T> {
 
 #[cfg(test)]
 impl OwnedTask {
-    /// How many tasks were started.
+    /// The number of the latest task, which [`TaskRef::end_if`] also increases.
     pub(crate) fn started(&self) -> u64 {
         lock(&self.latest).number
     }
@@ -259,7 +259,7 @@ impl OwnedTask {
     }
 }
 
-/// The pauses between attempts.
+/// The pauses between attempts at an operation that fails.
 ///
 /// Full jitter, from the process's own random state: a fleet that lost its server at one moment must not
 /// reconnect at one moment.

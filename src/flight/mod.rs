@@ -6,8 +6,8 @@
 //! 2. No caller joins a flight that has ended: a flight leaves the map before its outcome is published, and slots are
 //!    taken under the map's lock.
 //! 3. A flight is removed by identity: a detached flight that ends late does not remove its successor.
-//! 4. Every flight ends. Dropping the [`Leader`] publishes the outcome it was made with. Before that, [`Flight::announce`] may
-//!    publish another outcome to the callers that wait then, and to those that join later.
+//! 4. Every flight ends. Dropping the [`Leader`] publishes an outcome: the one it was made with, unless [`Leader::finish`] sets
+//!    another. Before that, [`Flight::announce`] may publish an outcome to the callers that wait then, and to those that join later.
 //! 5. Each slot keeps its own loader. Either its caller takes it, to load alone, or the leader, to go on; exactly one of them can.
 //! 6. A caller that stops waiting leaves its loader behind only before the first load and only if no other caller has left one.
 //!    That loader is used if no caller waits. It no longer has a slot.
@@ -41,11 +41,11 @@ type Shard<K, L, O, S> = Mutex<HashMap<K, Arc<Flight<L, O>>, S>>;
 
 /// The result of joining a key's flight.
 pub(crate) enum Joined<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
-    /// There was no flight: this caller leads a new one, and has its first slot.
+    /// There was no flight: this caller leads a new flight, and has its first slot.
     Leader(Leader<K, L, O, S>, Waiter<L, O>),
-    /// There was a flight.
+    /// There was a flight, and this caller has taken a slot on it.
     Waiter(Waiter<L, O>),
-    /// There are too many flights.
+    /// There was no flight, and the limit on flights is reached.
     Full(L),
     /// There is a flight, and all its slots are taken.
     TooManyWaiters(L),
@@ -75,8 +75,8 @@ where
         self.join_after_look_up(key, loader, abandoned, slots, false)
     }
 
-    /// As [`join`](Self::join). If `has_looked_up` is set, the caller's own look-up found nothing: it does not join a flight that has lost
-    /// its connection to the store, but starts another in its place. The replacement is not itself replaced.
+    /// Like [`join`](Self::join). If `has_looked_up` is set, the caller's own look-up found nothing: the caller does not join a flight that
+    /// has lost its connection to the store, but starts another in its place. The replacement is not itself replaced.
     pub(crate) fn join_after_look_up(
         self: &Arc<Self>,
         key: &K,
@@ -94,7 +94,7 @@ where
             }
             return Joined::Waiter(flight.attach(loader));
         }
-        // The limit only bounds memory: a few flights more do no harm.
+        // The limit only bounds memory, so it may be exceeded by a few flights that begin at the same moment.
         if lost.is_none() && self.joinable.load(Ordering::Relaxed) >= self.limit {
             return Joined::Full(loader);
         }
@@ -165,7 +165,7 @@ where
 
 impl<K: Hash + Eq, L, O, S: BuildHasher> Flights<K, L, O, S> {
     fn shard(&self, key: &K) -> &Shard<K, L, O, S> {
-        // The map takes its index from the low bits.
+        // The high bits of the hash, because the map inside the shard uses the low bits.
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
     }
 
@@ -187,7 +187,7 @@ pub(crate) struct Leader<K: Hash + Eq, L, O: Clone, S: BuildHasher> {
     flights: Arc<Flights<K, L, O, S>>,
     key: K,
     flight: Arc<Flight<L, O>>,
-    /// What the flight ends with unless [`finish`](Self::finish) replaces it.
+    /// The outcome that the flight ends with, unless [`finish`](Self::finish) replaces it.
     outcome: O,
     /// The slot of the caller that began the flight.
     own: Arc<WaiterSlot<L, O>>,
@@ -208,12 +208,12 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Leader<K, L, O, S> {
         })
     }
 
-    /// The flight, by which a load gives the waiters an outcome before the flight ends.
+    /// The flight, through which a load can announce an outcome to the waiters before the flight ends.
     pub(crate) fn flight(&self) -> Arc<Flight<L, O>> {
         Arc::clone(&self.flight)
     }
 
-    /// Ends the wait of the caller that began the flight, with this outcome. It keeps its loader.
+    /// Ends the wait of the caller that began the flight, with this outcome. The caller keeps its loader.
     pub(crate) fn leave_first(&self, outcome: O) {
         self.flight.leave(&self.own, outcome);
     }
@@ -256,15 +256,15 @@ impl<K: Hash + Eq, L, O: Clone, S: BuildHasher> Drop for Leader<K, L, O, S> {
     }
 }
 
-/// How many questions this process has sent to the store whose answers may be older than a caller accepts. A counter gives the order of
-/// callers and questions; a clock cannot, because two instants may be equal.
+/// How many questions this process has sent to the store, since its start, whose answers may be older than a caller accepts. A counter
+/// gives the order of callers and questions; a clock cannot, because two instants may be equal.
 static QUESTIONS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
-/// When a caller came. Costs one read of a counter that only misses change.
+/// When a caller came, in the order of callers and questions. Costs one read of a counter that only misses change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallerOrder(u64);
 
-/// When a question was sent to the store.
+/// When a question was sent to the store: its position among callers and questions, and the time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SentAt {
     order: u64,

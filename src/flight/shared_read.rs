@@ -43,7 +43,7 @@ type Shard<K, R, S> = Mutex<HashMap<K, KeyReads<R>, S>>;
 struct KeyReads<R> {
     /// Whether a lone caller's read is on its way.
     first: bool,
-    /// The callers that came since.
+    /// The callers that came since the read on its way was sent.
     queue: Option<Arc<Mutex<ReadQueue<R>>>>,
     /// How long the most patient caller of the queue waits for a read.
     patience: Duration,
@@ -60,8 +60,8 @@ struct KeyReads<R> {
 pub(crate) enum ReadRole<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
     Solo(SoloRead<'a, K, R, S>),
-    /// Wait for the queue's answer. A caller that receives the queue's reader first spawns it as a task. The id is the
-    /// runtime of that task, if it is known.
+    /// Wait for the queue's answer. A caller that receives the queue's reader must spawn it as a task before it waits. The id is
+    /// the runtime of that task, if it is known.
     Queued(QueuedRead<R>, Option<Id>, Option<BatchReader<K, R, S>>),
 }
 
@@ -90,12 +90,12 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
             let (look_ups, key) = (Arc::clone(self), key.clone());
             BatchReader { look_ups, key, number, ended: reads.ended.clone(), over: false }
         });
-        // Under the map's lock, so that no caller enters a closed queue.
+        // The caller enters the queue under the map's lock, so that no caller enters a closed queue.
         ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, reader)
     }
 
-    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Gives up the lone read in
-    /// front too.
+    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Also gives up the lone read in
+    /// front of the queue.
     pub(crate) fn take_over(
         self: &Arc<Self>,
         key: &K,
@@ -131,7 +131,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
 
 impl<K: Hash + Eq, R, S: BuildHasher> SharedReads<K, R, S> {
     fn shard(&self, key: &K) -> &Shard<K, R, S> {
-        // The map takes its index from the low bits.
+        // The high bits of the hash, because the map inside the shard uses the low bits.
         &self.shards[(self.hasher.hash_one(key) >> 48) as usize % self.shards.len()]
     }
 }
@@ -145,8 +145,8 @@ pub(crate) struct SoloRead<'a, K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for SoloRead<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
-        // A take-over may have abandoned this read. If another lone read has begun since, this ends that one early, which costs one
-        // read.
+        // A take-over may have abandoned this read. If another lone read has begun since, this marks the new one as ended too early, which
+        // costs one more read.
         let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
         reads.first = false;
         if reads.reader.is_none() {
@@ -176,7 +176,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         &self.key
     }
 
-    /// Records the runtime of the task. Callers that queue before that assume that it is not theirs.
+    /// Records the runtime of the reader's task. Callers that queue before this call assume that the task is in another runtime.
     pub(crate) fn runs_in(&self, runtime: Option<Id>) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
             && reads.reader == Some(self.number)
@@ -200,7 +200,8 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))
     }
 
-    /// Closes the queue, for which the caller must then read. `None`, and this reader is over, if no caller is in the queue.
+    /// Closes the queue, for which the caller must then read. `None`, and this reader is over, if no caller is in the queue or another
+    /// reader has taken over.
     pub(crate) fn next(&mut self) -> Option<Batch<R>> {
         let mut map = lock(self.look_ups.shard(&self.key));
         let Some(reads) = map.get_mut(&self.key).filter(|reads| reads.reader == Some(self.number)) else {
@@ -220,11 +221,11 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
     }
 }
 
-/// Invariant 2. Also runs when its runtime drops the task that reads.
+/// Invariant 2. Also runs when a runtime drops the task that reads.
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for BatchReader<K, R, S> {
     fn drop(&mut self) {
         while !self.over {
-            // Dropped, a batch answers with nothing.
+            // The batch is dropped at once, so it answers its callers with nothing.
             if self.next().is_none() {
                 return;
             }
@@ -232,7 +233,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for BatchReader<K, R, S> {
     }
 }
 
-/// A closed queue. Dropped without an answer, it answers with nothing.
+/// A closed queue. If it is dropped without an answer, its callers are answered with nothing.
 pub(crate) struct Batch<R> {
     queue: Arc<Mutex<ReadQueue<R>>>,
     /// How long the read may take.
@@ -240,12 +241,12 @@ pub(crate) struct Batch<R> {
 }
 
 impl<R> Batch<R> {
-    /// Answers the queue, and wakes its callers.
+    /// Answers all callers of the queue, and wakes them.
     pub(crate) fn answer(self, answer: R) {
         self.end(Some(answer));
     }
 
-    /// Only the first answer counts.
+    /// Ends the queue with this answer; a later answer has no effect.
     fn end(&self, answer: Option<R>) {
         let mut queue = lock(&self.queue);
         if queue.answer.is_some() {
@@ -254,7 +255,7 @@ impl<R> Batch<R> {
         queue.answer = Some(answer);
         let wakers = std::mem::take(&mut queue.wakers);
         drop(queue);
-        // Outside all locks, because a waker runs foreign code.
+        // Woken outside all locks, because a waker runs foreign code.
         wakers.into_iter().flatten().for_each(Waker::wake);
     }
 }
@@ -265,13 +266,13 @@ impl<R> Drop for Batch<R> {
     }
 }
 
-/// The callers that receive one read's answer. They share one allocation and one lock, because there is a queue per read
-/// only, but a caller per request.
+/// The callers that receive one read's answer. They share one allocation and one lock, because there are many more callers than
+/// reads.
 struct ReadQueue<R> {
     answer: Option<Option<R>>,
-    /// By the `index` of a [`QueuedRead`], until there is an answer.
+    /// The wakers of the callers, by the `index` of their [`QueuedRead`], until there is an answer.
     wakers: Vec<Option<Waker>>,
-    /// How many callers have not left.
+    /// How many callers are still in the queue.
     awaiting: usize,
     /// The number of the [`BatchReader`] that reads for this queue.
     reader: usize,

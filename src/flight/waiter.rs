@@ -28,11 +28,11 @@ pub(crate) struct Flight<L, O> {
 
 #[derive(Debug)]
 struct FlightState<L, O> {
-    /// In the order in which they were taken; closed slots are removed now and then.
+    /// The slots, in the order in which callers took them; closed slots are removed now and then.
     all: Vec<Arc<WaiterSlot<L, O>>>,
-    /// The outcome that all waiters receive ahead of the end.
+    /// The outcome that all waiters receive before the flight ends, if one was announced.
     announced: Option<O>,
-    /// Whether the number of callers has no bound, because they do not wait.
+    /// Whether any number of callers may join, because they do not wait.
     is_open_to_all: bool,
     store_link: StoreLink,
     leftover: LeftoverLoader<L, O>,
@@ -43,7 +43,7 @@ struct FlightState<L, O> {
 pub(crate) enum StoreLink {
     /// The flight learns of invalidations.
     Connected,
-    /// As [`Connected`](Self::Connected); the flight replaces one that lost the store.
+    /// Like [`Connected`](Self::Connected), for a flight that has replaced one that lost the store.
     Replacement,
     /// The flight lost the store. A caller whose look-up found nothing replaces it.
     Lost,
@@ -56,7 +56,7 @@ pub(crate) enum StoreLink {
 enum LeftoverLoader<L, O> {
     /// The next caller that stops waiting leaves its loader here.
     Empty,
-    /// A loader was left, with its former slot.
+    /// A caller that stopped waiting has left its loader, with its former slot.
     Left(L, Arc<WaiterSlot<L, O>>),
     /// A load has begun, or the flight has ended.
     Unneeded,
@@ -96,7 +96,7 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
-    /// Whether all `slots` slots are taken by callers that wait.
+    /// Whether no further caller may join: all `slots` slots are taken, and callers have to wait.
     pub(crate) fn is_full(&self, slots: usize) -> bool {
         self.waiters.load(Ordering::Relaxed) >= slots && !lock(&self.state).is_open_to_all
     }
@@ -142,7 +142,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Removes this slot and gives it an outcome.
+    /// Removes this slot from the flight, and gives its caller this outcome.
     pub(crate) fn leave(&self, own: &Arc<WaiterSlot<L, O>>, outcome: O) {
         lock(&self.state).all.retain(|slot| !Arc::ptr_eq(slot, own));
         own.notify(outcome);
@@ -151,7 +151,7 @@ impl<L, O: Clone> Flight<L, O> {
     /// Removes the slots whose loader `matches` from this flight, and gives their callers `outcome`. They keep their loaders, so they can
     /// join again.
     pub(crate) fn leave_if(&self, outcome: &O, matches: impl Fn(&L) -> bool) {
-        // Removed before they are notified, so that none of their loaders is the next one.
+        // The slots are removed before they are notified, so that the flight uses none of their loaders next.
         let leave = |slot: &mut Arc<WaiterSlot<L, O>>| lock(&slot.loader).as_ref().is_some_and(&matches);
         let left: Vec<_> = lock(&self.state).all.extract_if(.., leave).collect();
         for slot in left {
@@ -168,14 +168,15 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Whether a caller waits for the flight. A caller that has taken its loader back does not.
+    /// Whether a caller waits for the flight. A caller whose loader was taken, by itself or by the flight, does not count.
     pub(crate) fn is_awaited(&self) -> bool {
         let is_awaited =
             |slot: &Arc<WaiterSlot<L, O>>| !slot.outcome.is_closed() && lock(&slot.loader).is_some();
         lock(&self.state).all.iter().any(is_awaited)
     }
 
-    /// How many callers wait for the flight; `None` if none waits and one has left its loader to the flight.
+    /// How many callers wait for the flight, counted as in [`is_awaited`](Self::is_awaited); `None` if none waits and an earlier caller has
+    /// left its loader to the flight.
     pub(crate) fn callers(&self) -> Option<usize> {
         let state = lock(&self.state);
         let waits = |slot: &&Arc<WaiterSlot<L, O>>| !slot.outcome.is_closed() && lock(&slot.loader).is_some();
@@ -197,13 +198,13 @@ impl<L, O: Clone> Flight<L, O> {
         state.store_link = if first { StoreLink::Lost } else { StoreLink::LostForAll };
     }
 
-    /// Gives all present and later waiters this outcome ahead of the end, except the caller whose loader runs. Only the first
-    /// announcement counts.
+    /// Gives all present and later waiters this outcome before the flight ends, except the caller whose loader runs. Only the
+    /// first announcement counts.
     pub(crate) fn announce(&self, outcome: O) {
         self.announce_to(outcome, false);
     }
 
-    /// As [`announce`](Self::announce). Callers that join later do not wait, so their number has no bound.
+    /// Like [`announce`](Self::announce). Callers that join later do not wait, so any number of them may join.
     pub(crate) fn announce_to_all(&self, outcome: O) {
         self.announce_to(outcome, true);
     }
@@ -240,7 +241,7 @@ impl<L, O: Clone> Flight<L, O> {
 impl<L, O> WaiterSlot<L, O> {
     /// Gives this slot alone an outcome, ahead of the flight's.
     pub(crate) fn notify(&self, outcome: O) {
-        // This fails only for a slot that was left or has an outcome already.
+        // This fails only if the caller has left the slot or already has an outcome.
         let _ = self.outcome.offer(outcome);
     }
 
@@ -275,7 +276,7 @@ impl<L, O> Waiter<L, O> {
         self.flight.checked.get().is_some_and(|checked| checked.iter().any(|known| **known == *tag))
     }
 
-    /// Changes this caller's loader and returns true, if the flight has not used it.
+    /// Changes this caller's loader, if the flight has not used it. Returns whether it has been changed.
     pub(crate) fn amend_loader(&self, amend: impl FnOnce(&mut L)) -> bool {
         lock(&self.slot.loader).as_mut().map(amend).is_some()
     }
@@ -301,7 +302,7 @@ impl<L, O> Future for Waiter<L, O> {
 
 impl<L, O> Drop for Waiter<L, O> {
     fn drop(&mut self) {
-        // Closed first: the leader skips closed slots, so the loader is dropped here, outside all locks.
+        // The slot is closed first: the leader skips closed slots, so the loader is dropped here, outside all locks.
         let _outcome = self.slot.outcome.close();
         self.flight.waiters.fetch_sub(1, Ordering::Relaxed);
         drop(self.slot.take_loader());
@@ -342,7 +343,7 @@ impl<M> Oneshot<M> {
         Ok(())
     }
 
-    /// Takes the message; after that the slot is closed.
+    /// Takes the message, which closes this slot; pending until there is a message.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<M> {
         let mut state = lock(&self.state);
         if let Some(message) = state.message.take() {

@@ -17,7 +17,7 @@ use crate::store::memory::MemoryStore;
 /// The bounds of `local_term`: a shorter term may end during a scheduler's pause, a longer one makes invalidations wait for too long.
 const SHORTEST_TERM: Duration = Duration::from_millis(200);
 const LONGEST_TERM: Duration = Duration::from_secs(60);
-/// A smaller capacity has hardly room for one copy.
+/// The least `local_capacity` under a policy with copies: a smaller one hardly has room for one copy.
 const LEAST_CAPACITY: u64 = 64 * 1024;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
@@ -107,7 +107,7 @@ setters! { StampedeGuardBuilder:
 
     /// How many invalidations the guard retains that the store has not confirmed, each key and each tag once. They are sent as soon as
     /// the store answers, and until then this process serves nothing that they invalidate. Beyond the bound one invalidation of everything
-    /// in the namespace replaces them: that of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
+    /// in the namespace replaces them: the one of [`invalidate_all`](StampedeGuard::invalidate_all), which reaches the values that are
     /// stored under a policy with [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all). Values without that tag are
     /// not served by this process if they may have been stored before the end of the outage, and an error is logged, because
     /// other processes may serve them until they expire. Defaults to 10,000.
@@ -119,7 +119,7 @@ setters! { StampedeGuardBuilder:
     local_capacity(bytes: u64 => local_capacity);
 
     /// How long a volume lease lasts: the longest time that an invalidation waits for a process that has local copies and is dead, hung,
-    /// paused or cut off. While copies are read, it is renewed at each third of this time. 200 ms to one minute; defaults to two seconds.
+    /// paused or cut off. While copies are read, the lease is renewed at each third of this time. 200 ms to one minute; defaults to 2 s.
     ///
     /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
     local_term(term: Duration => local_term);
@@ -150,7 +150,7 @@ impl StampedeGuardBuilder {
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 
-    /// With more different cold keys at once, memory becomes the limit: a caller and its flight take some 18 kB.
+    /// With more flights at once, memory becomes the limit: a caller and its flight take some 18 kB.
     const DEFAULT_MAX_FLIGHTS: usize = 50_000;
 
     /// Links the spans of loads and of the callers that wait for them, across processes. Defaults to no links; the spans have the
@@ -160,7 +160,7 @@ impl StampedeGuardBuilder {
         self
     }
 
-    /// Makes the guard. No I/O, no runtime needed.
+    /// Makes the guard. Does no I/O and needs no runtime.
     ///
     /// # Errors
     ///

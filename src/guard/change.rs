@@ -21,23 +21,23 @@ use crate::observe::GuardCount;
 use crate::store::protocol::{Announced, ChangedName};
 use crate::store::{Insert, LATEST, StoreError, StoreErrorKind, StoreResult};
 
-/// How long a change is retried until the store confirms it.
+/// How long a change is retried at most until the store confirms it.
 pub(super) const LONGEST: Duration = Duration::from_secs(2);
 
-/// A change of stored entries, from its beginning until the store has confirmed it and no process serves an older copy. It counts as
-/// unconfirmed unless that happens, also if its caller, which may have its own time limit, drops it.
+/// A change of stored entries, from its beginning until the store has confirmed it and no process serves an older copy. If it ends before
+/// that, it counts as unconfirmed, also if its caller, which may have its own time limit, drops it.
 ///
 /// What [`guard_state::retained`](crate::guard_state::retained) and [`store::Attempts`](crate::store::Attempts) need of it:
 ///
 /// - *Its number is taken when it begins*, before its first command, so that it settles no invalidation that was retained after that
-///   (invariant 1 there). So `expire` begins before its read: it may store again what it has read.
+///   (invariant 1 there). So `expire` begins its change before it reads the entry, because it may store that entry again.
 /// - *Each command has a new announcement id and a new attempt number.* An attempt without an answer is noted as one that may still run, so
 ///   that the next one voids it.
 /// - *Dropped before its end, it is retained*, if it invalidates: first the name, then the copies, then the flights (invariants 4 and 5).
 pub(super) struct Change {
     guard: StampedeGuard,
     pub(super) target: ChangeTarget,
-    /// For an HTTP resource: the tag of the responses to requests with reports of proxies, which changes with it.
+    /// For an HTTP resource: the tag of the responses to requests with reports of proxies, which is invalidated with the resource.
     of_reports: Option<ChangeTarget>,
     /// The name of the operation in errors.
     what: &'static str,
@@ -74,7 +74,7 @@ impl Change {
     pub(super) async fn run(mut self, until: Instant, insert: Option<Insert>) -> Result<(), Error> {
         let replicated = {
             let send = |target, insert| Self::send(&self.guard, target, insert, until);
-            // The reports' tag first: replicas that have the later change then have this one too.
+            // The reports' tag is sent first: replicas that have the later change then have this one too.
             let of_reports = match &self.of_reports {
                 Some(tag) => Some(send(tag, None).await.map_err(|error| self.unconfirmed(error))?),
                 None => None,
@@ -127,7 +127,7 @@ impl Change {
                     return Ok((change, announced));
                 }
                 Err(error) => {
-                    // It may still run, so the next one voids it.
+                    // This attempt may still run, so the next one voids it.
                     drop(sent);
                     retries.pause_after(error).await?;
                 }
@@ -216,7 +216,7 @@ impl Change {
         match is_tag {
             // No loader and no handler can set the tag of a path.
             true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
-            // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new ones.
+            // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new flights.
             true => state.flights.detach_all(),
             false => state.detach_resource(key),
         }
@@ -266,7 +266,7 @@ impl StampedeGuard {
         Ok(())
     }
 
-    /// Called when an attempt with this number was confirmed. Returns whether this settles a retained invalidation.
+    /// Called when the attempt with this number was confirmed. Returns whether the name was retained and is no longer.
     fn settle(&self, name: &ChangedName, attempt: u64) -> bool {
         let state = &self.state;
         let loads_end = |load_timeout: Duration| {
@@ -291,7 +291,7 @@ impl StampedeGuard {
         answer.inspect_err(|_| self.state.count(GuardCount::store_errors))
     }
 
-    /// Sends a command until it is answered, as [`Retries`] says.
+    /// Sends a command until it succeeds, with the pauses and within the time of [`Retries`].
     pub(super) async fn retry_until<T, F>(
         &self,
         key: &Key,
@@ -317,7 +317,7 @@ struct Retries<'a> {
     guard: &'a StampedeGuard,
     key: &'a Key,
     until: Instant,
-    /// The time that was left when the latest try began.
+    /// The time until `until` that was left when the latest attempt began.
     left: Duration,
     last_error: StoreError,
 }
@@ -329,7 +329,7 @@ impl<'a> Retries<'a> {
     }
 
     /// Waits until the command can be sent, because unlike a load, a change waits for a reconnect. Returns how long the command may
-    /// take, or the last error if there is no time for another try.
+    /// take, or the last error if there is no time for another attempt.
     async fn next(&mut self) -> StoreResult<Duration> {
         loop {
             self.left = self.until.saturating_duration_since(Instant::now());
@@ -344,7 +344,7 @@ impl<'a> Retries<'a> {
         }
     }
 
-    /// Waits for a moment after an error; returns it if a retry would get the same one.
+    /// Waits for a moment after an error; returns the error instead if a retry would get the same error.
     async fn pause_after(&mut self, error: StoreError) -> StoreResult<()> {
         if error.is_final() {
             return Err(error);
@@ -358,10 +358,11 @@ impl<'a> Retries<'a> {
 /// How many retained invalidations are sent at once.
 const AT_ONCE: usize = 64;
 
-/// How long one wait for the store lasts. The task may keep the state of a dropped guard alive for that long.
+/// How long one wait for the store lasts at most. The task may keep the state of a dropped guard alive for that long.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// The first pause after a failed round, and the longest one.
+/// The pause after a round in which some invalidations were not confirmed. It doubles with each round in which none was, up to
+/// [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -413,10 +414,10 @@ impl Resending {
 }
 
 /// Sends all retained invalidations once. Returns the pause before the next round; `None` if there is no need for one, because all are sent
-/// or the store is closed. `pause` is the one after a round without any confirmation.
+/// or the store is closed. `pause` is the pause after a round without any confirmation; it grows with each such round.
 async fn send_all(state: &Arc<GuardState>, pause: &mut Duration) -> Option<Duration> {
     let mut retained = state.retained.to_send();
-    // In a cluster each key may be on a different server.
+    // In a cluster each key may be on a different server: prefer a key with a server that is not known to be down.
     let is_up = |retained: &&RetainedInvalidation| !state.store.is_down(retained.target.key.name());
     let first = retained.iter().find(is_up).or_else(|| retained.first())?;
     // Waits for a reconnect.
@@ -424,7 +425,7 @@ async fn send_all(state: &Arc<GuardState>, pause: &mut Duration) -> Option<Durat
         return (error.kind != StoreErrorKind::Closed).then_some(PAUSE);
     }
     if *pause > PAUSE {
-        // None was confirmed in the last round: probe the store with one at a time, and not always the same one.
+        // No invalidation was confirmed in the last round: probe the store with one invalidation at a time, and not always the same.
         let one = retained.swap_remove(fastrand::usize(..retained.len()));
         retained = vec![one];
     }
@@ -438,7 +439,7 @@ async fn send_all(state: &Arc<GuardState>, pause: &mut Duration) -> Option<Durat
     Some(if failed.is_empty() { Duration::ZERO } else { *pause })
 }
 
-/// Sends one invalidation, unless its server is known to be down. Returns the error if it is still retained.
+/// Sends one invalidation, unless its server is known to be down. Returns the error if the invalidation stays retained.
 async fn send(state: &Arc<GuardState>, retained: RetainedInvalidation) -> Option<StoreError> {
     if state.store.is_down(retained.target.key.name()) {
         return Some(StoreError::new(StoreErrorKind::Unavailable));

@@ -1,5 +1,5 @@
-//! Calls that read and store entries directly, without a loader, one or many at once; and [`SharedDeadline`], which bounds a call that makes
-//! many changes.
+//! Calls that read and store entries directly, without a loader, one or many at once; and [`SharedDeadline`], which bounds a call that
+//! makes many changes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -45,11 +45,11 @@ impl StampedeGuard {
             .map_err(|error| Error::store("looking up the entry", &key, error))
     }
 
-    /// As [`get`](Self::get), for values that are shared: a hit of the local tier neither decodes nor copies.
+    /// Like [`get`](Self::get), for values that are shared: a hit of the local tier neither decodes nor copies.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// See [`get`](Self::get).
     ///
     /// # Cancel safety
     ///
@@ -82,7 +82,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// See [`get`](Self::get).
     ///
     /// # Cancel safety
     ///
@@ -93,11 +93,11 @@ impl StampedeGuard {
         Ok(entry.is_some_and(|entry| entry.serves(now).is_at_once()))
     }
 
-    /// How long the value of `key` will be fresh; `None` if there is none, zero if it is stale.
+    /// For how much longer the value of `key` is fresh; `None` if there is no value, zero if it is stale.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get).
+    /// See [`get`](Self::get).
     ///
     /// # Cancel safety
     ///
@@ -138,15 +138,15 @@ impl StampedeGuard {
         self.insert_with_tags(key, value, None::<CacheKey>).await
     }
 
-    /// As [`insert`](Self::insert), with tags for this value besides the policy's.
+    /// Like [`insert`](Self::insert), with tags for this value besides the policy's.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert); an empty tag, or more than 16 besides the policy's.
+    /// The errors of [`insert`](Self::insert); an empty tag, or more than 16 tags besides the policy's.
     ///
     /// # Cancel safety
     ///
-    /// As [`insert`](Self::insert).
+    /// See [`insert`](Self::insert).
     ///
     /// # Examples
     ///
@@ -224,21 +224,21 @@ impl StampedeGuard {
     }
 
     /// Marks the value of `key` stale: the next caller loads, and the values of loads that are running are not stored. The old
-    /// value stays stored and is served if that next load fails, for the rest of its
+    /// value stays stored and is served if that next load fails, for the rest of the value's
     /// [`stale_if_error`](crate::PolicyBuilder::stale_if_error) window; without such a window this is
     /// [`invalidate`](Self::invalidate).
     ///
     /// # Errors
     ///
-    /// As [`invalidate`](Self::invalidate).
+    /// See [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
-    /// As [`invalidate`](Self::invalidate).
+    /// See [`invalidate`](Self::invalidate).
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](Self::invalidate); after an error the guard retains an invalidation and sends that. A value that is stored
+    /// Like [`invalidate`](Self::invalidate); after an error the guard retains an invalidation and sends that. A value that is stored
     /// between this call's read and its write is invalidated, and a value that is invalidated in between stays invalidated.
     pub async fn expire(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
         let guard = self.current();
@@ -268,7 +268,7 @@ impl StampedeGuard {
         let Self { state, policy, .. } = self;
         let mut tags = policy.tag_keys(&state.namespace, key);
         tags.extend(own);
-        // Without tags no command is needed. If the store is down, the change itself reports that.
+        // Without tags no command is needed here. If the store is down, the insertion itself reports that.
         if tags.is_empty() {
             return Ok(TagList::new(&[]));
         }
@@ -288,11 +288,12 @@ fn too_long(length: usize, setting: &str, most: usize) -> Error {
 }
 
 impl StampedeGuard {
-    /// Returns the stored values of many keys, in their order; never loads. One read looks up all keys.
+    /// Returns the stored values of many keys, in the order of the keys; never loads. The keys are looked up together, many by one
+    /// command.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get), for each key.
+    /// The errors of [`get`](Self::get), for each key.
     ///
     /// # Cancel safety
     ///
@@ -328,12 +329,13 @@ impl StampedeGuard {
         answers.collect()
     }
 
-    /// Stores many values, as [`insert`](Self::insert) does with each; the answers are in their order. If a key occurs twice, its last
-    /// value is stored, and both have the answer of that insertion.
+    /// Stores many values, as [`insert`](Self::insert) does with each; the answers are in the order of the values. If a key occurs twice,
+    /// its last value is stored, and both have the answer of that insertion.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert), for each key. Once the store has confirmed none for two seconds, the remaining ones are not sent.
+    /// The errors of [`insert`](Self::insert), for each key. Once the store has confirmed no insertion for two seconds, the rest is not
+    /// sent.
     /// For the first error of all: `.into_iter().collect::<Result<(), _>>()?`.
     ///
     /// # Cancel safety
@@ -348,7 +350,7 @@ impl StampedeGuard {
         let deadline = SharedDeadline::new(&guard.policy);
         let (keys, values): (Vec<Result<Key, Error>>, Vec<T>) =
             values.into_iter().map(|(key, value)| (guard.key(key), value)).unzip();
-        // The changes run concurrently and are retried, so two changes of one key would end in any order.
+        // The changes run concurrently and are retried, so two changes of one key could end in either order: only the last is sent.
         let positions = keys.iter().enumerate();
         let last: HashMap<_, _> =
             positions.clone().filter_map(|(at, key)| Some((key.as_ref().ok()?.name(), at))).collect();
@@ -372,7 +374,7 @@ impl StampedeGuard {
 /// How many changes of one call run at once. A hit of another caller waits behind that many commands at most.
 pub(super) const CHANGES: usize = 32;
 
-/// Until when the changes of one call are retried. While the store is away, all of them together take no longer than one.
+/// Until when the changes of one call are retried. While the store is away, all of them together take no longer than one change would.
 pub(super) struct SharedDeadline {
     /// Whether changes wait for replicas. A change that the store has made may then fail later, because replicas lack it: such a
     /// failure says nothing about the store.
@@ -381,9 +383,9 @@ pub(super) struct SharedDeadline {
 }
 
 struct DeadlineState {
-    /// Each change that succeeds, or that fails before this moment, moves it on.
+    /// Each change that succeeds, or that fails before this moment, moves the moment on.
     until: Instant,
-    /// A change has failed after `until`.
+    /// Whether a change has failed at or after `until`.
     has_passed: bool,
 }
 

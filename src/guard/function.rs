@@ -1,7 +1,7 @@
-//! The functions and traits that the code of the attribute `memoize` uses: it makes one call of the guard, under a policy with the
-//! function's settings.
+//! The functions and traits for the code that the attribute `memoize` writes: that code makes one call of the guard, under a policy with
+//! the function's settings.
 //!
-//! The traits are implemented for every suitable type, as those of [`memoize`](super::memoize) are.
+//! The traits are implemented for every suitable type, like the traits of [`memoize`](super::memoize).
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -27,7 +27,7 @@ pub trait FunctionResult: Sized {
     type Value;
     /// The error of the function if there is no value.
     type Error;
-    /// The result itself.
+    /// The function's return value for this result.
     fn of(result: Result<Self::Value, Self::Error>) -> Self;
 }
 
@@ -139,7 +139,7 @@ pub fn part<T: KeyPart>(argument: &T) -> &dyn fmt::Display {
     argument
 }
 
-/// Checks an argument that the loader owns.
+/// Checks at compile time that the loader can own this argument.
 pub fn argument<T: LoaderArgument>(_argument: &T) {}
 
 /// The loader's copy of an argument.
@@ -177,7 +177,7 @@ pub struct FunctionSettings {
 /// A policy that was made for a function. The static owns the policy and not the guard, so it keeps no connection open.
 #[derive(Debug)]
 struct Made {
-    /// The guard's policy, from which this one was made. It is compared by address: even a weak reference prevents that another policy
+    /// The guard's policy, from which `policy` was made. It is compared by address: even a weak reference prevents that another policy
     /// gets this address.
     of: Weak<Policy>,
     policy: Arc<Policy>,

@@ -1,5 +1,5 @@
-//! The invalidations: of one key, of a tag, of everything, of many keys; and one of many keys, tags and paths:
-//! [`StampedeGuard::invalidation`].
+//! The invalidations of one key, of a tag, of everything, and of many keys; and [`StampedeGuard::invalidation`], one invalidation of many
+//! keys, tags and paths.
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::fmt;
@@ -61,11 +61,11 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`invalidate`](Self::invalidate).
+    /// See [`invalidate`](Self::invalidate).
     ///
     /// # Cancel safety
     ///
-    /// As [`invalidate`](Self::invalidate).
+    /// See [`invalidate`](Self::invalidate).
     ///
     /// # Consistency
     ///
@@ -102,7 +102,7 @@ impl StampedeGuard {
     ///
     /// # Cancel safety
     ///
-    /// As [`invalidate`](Self::invalidate).
+    /// See [`invalidate`](Self::invalidate).
     pub async fn invalidate_all(&self) -> Result<(), Error> {
         let guard = self.current();
         if !guard.policy.invalidate_all {
@@ -113,21 +113,22 @@ impl StampedeGuard {
         guard.invalidation().tag(CacheKey::reserved(entry::EVERYTHING)).send().await
     }
 
-    /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; the answers are in their order.
+    /// Removes many keys, as [`invalidate`](Self::invalidate) does with each; the answers are in the order of the keys.
     ///
     /// # Errors
     ///
-    /// As [`invalidate`](Self::invalidate), for each key. Once the store has confirmed none for two seconds, this call sends no more:
-    /// the remaining ones are retained, as the unconfirmed ones are. For the first error of all:
+    /// The errors of [`invalidate`](Self::invalidate), for each key. Once the store has confirmed no invalidation for two seconds, this
+    /// call sends no more: the rest is retained, as the unconfirmed ones are. For the first error of all:
     /// `.into_iter().collect::<Result<(), _>>()?`.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, some may have happened in the store; all unconfirmed ones are retained, as after an error.
+    /// If the future is dropped, some keys may have been removed in the store; all unconfirmed invalidations are retained, as after an
+    /// error.
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](Self::invalidate), for each key. If values are always removed together, give them a common tag:
+    /// Like [`invalidate`](Self::invalidate), for each key. If values are always removed together, give them a common tag:
     /// [`invalidate_tag`](Self::invalidate_tag) is one command.
     ///
     /// # Examples
@@ -187,7 +188,7 @@ impl Invalidation {
         self.keys([key])
     }
 
-    /// Adds keys.
+    /// Adds keys, each as in [`invalidate`](StampedeGuard::invalidate).
     pub fn keys<K: Into<CacheKey>>(mut self, keys: impl IntoIterator<Item = K>) -> Self {
         for key in keys {
             let key = key.into();
@@ -218,29 +219,29 @@ impl Invalidation {
         &self.guard
     }
 
-    /// Invalidates all of them, 32 at once; each once, however often it was named. `Ok` once each is confirmed as by
-    /// [`invalidate`](StampedeGuard::invalidate).
+    /// Invalidates all targets, 32 at once, and each only once, however many times it was named. Returns `Ok` once each is confirmed as
+    /// by [`invalidate`](StampedeGuard::invalidate).
     ///
     /// # Errors
     ///
-    /// If the store has not confirmed all of them: [`Error::unconfirmed`] lists the others. They were retried for two seconds in all,
-    /// or, if there are more than 32, for two seconds since the last confirmation. They are retained, and sent as soon as the store
-    /// answers: no need to repeat them. The kind is that of the first failure.
+    /// If the store has not confirmed all targets: [`Error::unconfirmed`] lists the unconfirmed ones. They were retried for two seconds in
+    /// all, or, if there are more than 32, for two seconds since the last confirmation. They are retained, and sent as soon as the store
+    /// answers: no need to repeat them. The error's kind is that of the first failure.
     ///
     /// [`InvalidKey`](ErrorKind::InvalidKey) for an empty key or tag and a text that is not a path,
-    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) for a path under a policy without an authority; all others are invalidated
+    /// [`InvalidPolicy`](ErrorKind::InvalidPolicy) for a path under a policy without an authority; all other targets are invalidated
     /// nevertheless.
     ///
     /// # Cancel safety
     ///
     /// From this call on this process drops its copies and shares no load that began before. The commands are sent by polling the
-    /// future. If the future is dropped, even without a poll, some may have happened in the store; all unconfirmed ones are retained
-    /// as after an error.
+    /// future. If the future is dropped, even without a poll, some targets may have been invalidated in the store; all unconfirmed ones
+    /// are retained as after an error.
     ///
     /// # Consistency
     ///
-    /// As [`invalidate`](StampedeGuard::invalidate), for each. They are not atomic: until this has returned, a reader may receive the newer
-    /// value of one and the older value of another.
+    /// Like [`invalidate`](StampedeGuard::invalidate), for each target. The invalidation is not atomic: until this has returned, a reader
+    /// may receive the newer value of one target and the older value of another.
     pub fn send(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
         let mut named = HashSet::new();
         self.targets.retain(|(target, _)| named.insert(target.clone()));
@@ -273,17 +274,17 @@ impl Invalidation {
     }
 }
 
-/// An invalidation that has begun. If it is dropped, it is retained.
+/// An invalidation that has begun. If it is dropped, its changes are retained.
 pub(crate) struct BegunInvalidation {
     guard: StampedeGuard,
-    /// Each change once. `Err`: it was retained without an attempt to send it.
+    /// Each change once. `Err`: the change was retained without an attempt to send it.
     changes: Vec<Result<Change, FailedChange>>,
     targets: Vec<BegunTarget>,
 }
 
 struct BegunTarget {
     named: InvalidationTarget,
-    /// The indices of its changes in `BegunInvalidation::changes`.
+    /// The indices of the target's changes in `BegunInvalidation::changes`; an error if the target is not valid.
     changes: Result<Vec<usize>, Error>,
 }
 
@@ -302,7 +303,7 @@ pub(crate) struct FailedTarget {
 }
 
 impl BegunInvalidation {
-    /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many.
+    /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many were retained.
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
         for entry in &mut self.changes {
@@ -322,7 +323,7 @@ impl BegunInvalidation {
         self.changes.iter().any(Result::is_ok)
     }
 
-    /// Makes all changes. Returns the result of each target, in their order.
+    /// Makes all changes. Returns the results of the targets, in the order of the targets.
     pub(crate) async fn make_each(self) -> Vec<Result<(), FailedTarget>> {
         let Self { guard, changes, targets } = self;
         let deadline = &SharedDeadline::new(&guard.policy);
@@ -376,7 +377,7 @@ impl fmt::Display for FailedTarget {
     }
 }
 
-/// The result of all targets together.
+/// The one result of all targets. `failed`: the targets that have failed, of `all`.
 fn joined(all: usize, failed: Vec<FailedTarget>) -> Result<(), Error> {
     let Some(first) = failed.first().map(|failed| failed.error.clone()) else { return Ok(()) };
     if all == 1 {

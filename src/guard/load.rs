@@ -1,5 +1,5 @@
-//! Calls with a loader for one key: [`StampedeGuard::get_or_load`], and those of [`Load`], whose loaders take a [`LoadContext`] and which also
-//! return how the caller was answered and how old the value is ([`AnswerInfo`]).
+//! Calls with a loader for one key: [`StampedeGuard::get_or_load`], and the calls of [`Load`], whose loaders take a [`LoadContext`] and
+//! which also return how the caller was answered and how old the value is ([`AnswerInfo`]).
 
 use std::fmt;
 use std::future::Future;
@@ -147,17 +147,17 @@ pub struct Loaded<T> {
 }
 
 impl Load<'_> {
-    /// As [`get_or_load`](StampedeGuard::get_or_load), with a [`LoadContext`] for the loader: the previous value and its validator, the
+    /// Like [`get_or_load`](StampedeGuard::get_or_load), with a [`LoadContext`] for the loader: the previous value and its validator, the
     /// deadline of the load, and setters for how long its value is stored. Also returns how the caller was answered and how old its value
     /// is, at no extra cost.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    /// See [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    /// See [`get_or_load`](StampedeGuard::get_or_load).
     pub async fn get<T, E, F, Fut>(self, load: F) -> Result<Loaded<T>, LoadError<E>>
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -168,23 +168,23 @@ impl Load<'_> {
         self.answer(read_typed::<T>, load, |own| own).await
     }
 
-    /// As [`get`](Self::get), for values that are shared: the callers of this process receive one decoded value.
+    /// Like [`get`](Self::get), for values that are shared: the callers of this process receive one decoded value.
     ///
     /// A hit of the local tier (`PolicyBuilder::local_for`) neither decodes nor copies: all its callers have the
     /// same `Arc`.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    /// See [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    /// See [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Consistency
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load). A local hit is as current as a read of the store: once an invalidation has returned,
-    /// no later caller in any process receives an older value.
+    /// Like [`get_or_load`](StampedeGuard::get_or_load). A local hit is as current as a read of the store: once an invalidation has
+    /// returned, no later caller in any process receives an older value.
     ///
     /// # Examples
     ///
@@ -213,20 +213,20 @@ impl Load<'_> {
 
     /// Loads the key now, even if the stored value is fresh: once in the whole fleet for all concurrent callers.
     ///
-    /// A load of the key that is running already counts as this one, and so does one that failed less than
+    /// A load of the key that is already running counts as this load, and so does a load that failed less than
     /// [`error_for`](crate::PolicyBuilder::error_for) ago; after a change at the origin, use
     /// [`invalidate`](StampedeGuard::invalidate) instead. Meanwhile other callers are served the stored value.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load); the stored value stays. No older value stands in for a load that fails, and no
-    /// [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for it. Where processes have local copies
-    /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store was reachable and does not confirm the announcement
-    /// to them within two seconds.
+    /// The errors of [`get_or_load`](StampedeGuard::get_or_load); the stored value stays. No older value stands in for a load that fails,
+    /// and no [`soft_timeout`](crate::PolicyBuilder::soft_timeout) ends the wait for the load. Where processes have local copies
+    /// (`local_for`), also [`ErrorKind::Store`](crate::ErrorKind::Store), if the store was reachable and does not confirm within two
+    /// seconds that they were notified.
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load`](StampedeGuard::get_or_load).
+    /// See [`get_or_load`](StampedeGuard::get_or_load).
     ///
     /// # Consistency
     ///
@@ -292,7 +292,7 @@ impl Load<'_> {
 pub struct AnswerInfo {
     /// Where the value came from.
     pub outcome: Outcome,
-    /// How long ago the value was stored, in milliseconds of the store's clock. Zero for a value that its own caller has just loaded.
+    /// How long ago the value was stored, by the store's clock, to the millisecond. Zero for a value that its own caller has just loaded.
     pub age: Duration,
     /// For how much longer the value is fresh: zero for a stale value, and for a value that was not stored, such as one that was loaded
     /// without the store.
@@ -308,7 +308,7 @@ pub(crate) struct Times {
 
 impl Times {
     pub(crate) fn of(entry: &Entry, now: u64) -> Self {
-        // A caller that waited for this load took its `now` before the value was stored, so `now` may be earlier than that.
+        // A caller that waited for the load took its `now` before the value was stored, so `now` may be earlier than `stored_at`.
         let now = now.max(entry.stored_at);
         Self {
             age: Duration::from_millis(now.saturating_sub(entry.stored_at)),
@@ -331,7 +331,7 @@ impl Times {
     }
 }
 
-/// Reads a value with its times.
+/// Makes `read` also return the times of the value.
 fn timed<V>(
     read: impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<V>,
 ) -> impl Fn(&Entry, u64, Option<&SharedValue>) -> Option<(V, Times)> {
@@ -339,7 +339,7 @@ fn timed<V>(
 }
 
 impl StampedeGuard {
-    /// Loads a value whatever is stored, and announces it to the other processes.
+    /// Loads a value, whatever is stored, and announces the refresh to the other processes.
     async fn load_anyway<T, E>(
         &self,
         key: &Key,
@@ -354,7 +354,7 @@ impl StampedeGuard {
         let (outcome, result, is_away) = reload(call, timed(read_with_storage), loader, own).await;
         let loaded = |value, times: Times| Loaded { value, info: times.with(outcome) };
         let result = match result {
-            // The store cannot be reached and has not stored the value: do not wait for it.
+            // The store cannot be reached and has not stored the value: do not wait for the announcement.
             Ok(((value, storage), times))
                 if storage == Storage::Unleased || is_away && passes_by(call.state, call.policy) =>
             {
@@ -363,7 +363,7 @@ impl StampedeGuard {
                 Ok(loaded(value, times))
             }
             // The refresh is announced whichever flight has answered it: even if the store had no value, a process may have a copy. It is
-            // announced even if the value is not stored: the change that ended its lease may still wait for copies of the older one.
+            // announced even if the value is not stored: the change that ended the load's lease may still wait for older copies.
             Ok(((value, _), times)) => {
                 self.state.late_commits.ended(key).await;
                 self.announce_refresh(key).await.map(|()| loaded(value, times)).map_err(LoadError::Guard)

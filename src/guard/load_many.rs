@@ -39,7 +39,7 @@ type RoundResult<K, T, E> = Result<HashMap<K, Result<T, E>>, E>;
 type LoadFuture<K, T, E> = Pin<Box<dyn Future<Output = RoundResult<K, T, E>> + Send>>;
 type RoundLoader<K, T, E> = Arc<dyn Fn(Vec<K>) -> LoadFuture<K, T, E> + Send + Sync>;
 
-/// A caller's key of many.
+/// A key in a call for many keys.
 trait BatchKey: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static {}
 impl<K: Into<CacheKey> + Clone + Eq + Hash + Send + Sync + 'static> BatchKey for K {}
 
@@ -72,7 +72,7 @@ impl<T, E> KeyAnswer<T, E> {
 /// One key's part of the result of a call.
 type LoadedPart<T, E> = Result<Option<T>, LoadError<E>>;
 
-/// The sender to a loader that waits for its part.
+/// The sender to the loader of one key, which waits for its part of the call's result.
 type Awaits<T, E> = oneshot::Sender<LoadedPart<T, E>>;
 
 /// The keys of one batch, and the loaders that wait for their parts of a call.
@@ -82,7 +82,7 @@ struct Parts<K, T, E> {
     load: RoundLoader<K, T, E>,
 }
 
-/// Makes a loader that any part of the batch may call. `load` is called in an async block: a panic of the call itself is then handled
+/// Makes a loader that each round of the batch calls. `load` is called in an async block: a panic of the call itself is then handled
 /// like a panic of its future.
 fn round_loader<K, T, E, F, Fut>(load: F) -> RoundLoader<K, T, E>
 where
@@ -115,7 +115,7 @@ impl StampedeGuard {
     /// Returns the stored values of many keys, and loads the missing ones, by one call of `load` for each thousand: each key once
     /// in the whole fleet.
     ///
-    /// The answers are in the order of `keys`; a key that occurs twice is answered twice. All keys are looked up together, many by one
+    /// The answers are in the order of `keys`; a key that occurs twice has two answers. All keys are looked up together, many by one
     /// command. Then each missing key has its own lease: `load` receives exactly the keys for which this call got the lease, and returns
     /// their values in any order. Meanwhile the call waits for the values of the other keys, which other callers load, in this process
     /// or in another.
@@ -133,7 +133,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. An error of `load` is that of all its keys; for keys that fail
+    /// The errors of [`get_or_load`](Self::get_or_load), for each key. All keys of a call of `load` have its error; for keys that fail
     /// separately, see [`get_or_load_many_each`](Self::get_or_load_many_each). For the first error of all:
     /// `answers.into_iter().collect::<Result<Vec<_>, _>>()?`.
     ///
@@ -143,11 +143,11 @@ impl StampedeGuard {
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load`](Self::get_or_load), for each key: a call of `load` that has begun goes on and its values are stored.
+    /// Like [`get_or_load`](Self::get_or_load), for each key: a call of `load` that has begun goes on and its values are stored.
     ///
     /// # Consistency
     ///
-    /// As [`get_or_load`](Self::get_or_load), for each key. The values of several keys may be of different moments.
+    /// Like [`get_or_load`](Self::get_or_load), for each key. The values of several keys may be of different moments.
     ///
     /// # Examples
     ///
@@ -186,19 +186,19 @@ impl StampedeGuard {
         answers.into_iter().map(|answer| answer.result).collect()
     }
 
-    /// As [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
+    /// Like [`get_or_load_many`](Self::get_or_load_many), for a loader that fails key by key.
     ///
     /// # Errors
     ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
+    /// See [`get_or_load_many`](Self::get_or_load_many).
     ///
     /// # Panics
     ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
+    /// See [`get_or_load_many`](Self::get_or_load_many).
     ///
     /// # Cancel safety
     ///
-    /// As [`get_or_load_many`](Self::get_or_load_many).
+    /// See [`get_or_load_many`](Self::get_or_load_many).
     ///
     /// # Examples
     ///
@@ -237,7 +237,7 @@ impl StampedeGuard {
         answers.into_iter().map(|answer| answer.result).collect()
     }
 
-    /// Steps 2 to 8 for many keys, in their order; a key that occurs twice is answered twice.
+    /// Steps 2 to 8 for many keys. Returns the answers in the order of the keys; a key that occurs twice has two answers.
     async fn load_many<K: BatchKey, T: CacheableResponse + Clone, E: SharedError>(
         &self,
         keys: Vec<K>,
@@ -294,7 +294,7 @@ impl StampedeGuard {
         all.collect()
     }
 
-    /// Step 2 for the keys that are valid.
+    /// Step 2 for the valid keys; invalid keys are left out.
     async fn look_at<'a, K, T: DeserializeOwned + 'static>(
         &'a self,
         keys: Vec<K>,
@@ -395,7 +395,7 @@ impl<K: BatchKey, T: CacheableResponse, E: SharedError> Parts<K, T, E> {
                 Ok(Ok(None)) if policy.on_absent == OnAbsent::Fail => return absent(&key, own),
                 Ok(Ok(value)) => Ok(value),
                 Ok(Err(LoadError::Loader(error))) => Err(error),
-                // This task panics as the call did, without a second report of the panic.
+                // This task panics with the text of the call's panic, without a second report of it.
                 Ok(Err(LoadError::Panicked(text))) => resume_unwind(Box::new(text)),
                 Ok(Err(_)) | Err(_) => {
                     resume_unwind(Box::new("the runtime of the call of many keys was shut down"))
@@ -457,10 +457,10 @@ fn absent<T, E>(key: &Key, own: OwnResult<T, E>) -> LoadOutput {
 /// How long a warm-up waits, in milliseconds, before it checks again for a free permit and the store.
 const LOOK_AGAIN: std::ops::RangeInclusive<u64> = 50..=150;
 
-/// How long one wait for a connection lasts.
+/// How long one wait for a connection lasts at most.
 const REACHES: Duration = Duration::from_millis(500);
 
-/// How often a warm-up loads a key at most, until the store has its value.
+/// How many times a warm-up loads a key at most, until the store has its value.
 const TRIES: usize = 3;
 
 /// The result of a warm-up: each key is counted once.
@@ -474,7 +474,7 @@ pub struct Warmed {
     /// Keys with a value that was loaded and may not be stored, for instance because it is longer than
     /// [`max_body`](crate::PolicyBuilder::max_body).
     pub unstorable: u64,
-    /// Keys that the store has not confirmed in three attempts: it failed each time, or the key was invalidated during each load.
+    /// Keys with a value that the store has not confirmed in three loads: it failed each time, or the key was invalidated during each load.
     pub unconfirmed: u64,
     /// Keys that were not loaded, because the guard is [bypassed](StampedeGuard::set_bypass) or on
     /// [trial](crate::PolicyBuilder::shadow): the results of its loads are for their own callers.
@@ -554,7 +554,7 @@ impl StampedeGuard {
         warmed
     }
 
-    /// Loads the keys of a group once. Returns those that the store has not confirmed.
+    /// Loads the keys of a group once. Returns the keys whose values the store has not confirmed.
     async fn warm_group<K: BatchKey, T: CacheableResponse + Clone, E: SharedError>(
         &self,
         keys: Vec<K>,
@@ -593,7 +593,7 @@ impl StampedeGuard {
     async fn may_begin<K: BatchKey>(&self, group: &[K]) -> bool {
         let guard = self.current();
         let (state, policy) = (&guard.state, &guard.policy);
-        // In a cluster each key may be on a different server. Invalid keys are left out.
+        // All keys, because in a cluster each may be on a different server. Invalid keys are left out.
         let keys: Vec<Key> = group.iter().filter_map(|key| guard.key(key.clone()).ok()).collect();
         while !state.is_closed() {
             if guard.reaches(&keys).await && has_room(state, policy).await {

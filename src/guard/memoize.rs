@@ -112,11 +112,11 @@ pub trait MemoizedService<R>:
         Future = <Self as MemoizedService<R>>::Pending,
     >
 {
-    /// Its response.
+    /// The response of the service.
     type Value;
-    /// Its error.
+    /// The error of the service.
     type Failure;
-    /// Its future.
+    /// The future that the service returns.
     type Pending: Future<Output = Result<Self::Value, Self::Failure>>;
 }
 

@@ -1,9 +1,9 @@
 //! [`StampedeGuard`], the handle to all functions of the crate; and the policy of a running guard, which [`StampedeGuard::set_policy`]
 //! replaces.
 //!
-//! A handle has the policy that it was made with, and the version of that. All its clones share a [`PolicySlot`] with the newest policy:
-//! each call compares the versions, and reads the newest policy only if they differ. So a call has one policy from its first step to its
-//! last.
+//! A handle has the policy that it was made with, and the version of that policy. All its clones share a [`PolicySlot`] with the newest
+//! policy: each call compares the versions, and reads the newest policy only if they differ. So a call has one policy from its first step
+//! to its last.
 //!
 //! Handles that are older than the newest policy stay in use, in layers and in the program's state. Their hits must neither lock nor
 //! write to memory that processors share, so each thread caches the policies that it has read from slots.
@@ -45,7 +45,7 @@ use crate::store::{Examine, StoreError};
 use crate::sync::lock;
 use crate::value::EntryReader;
 
-/// The namespace of a guard that was given none.
+/// The namespace of a guard for which none was set.
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// Cache-stampede protection for a whole fleet: one load per cold key across all processes that share a
@@ -77,7 +77,7 @@ pub struct StampedeGuard {
     policy: Arc<Policy>,
     /// How many times the policy had been replaced when the handle was made.
     version: u64,
-    /// The counters for its requests, if they have a route.
+    /// The counters for the requests of this handle, if they have a route.
     route: Option<Arc<Requests>>,
 }
 
@@ -109,7 +109,7 @@ impl StampedeGuard {
         Self { state, policy, version: 0, route: None }
     }
 
-    /// The policy of this handle now, as it was made or [set](Self::set_policy).
+    /// The present policy of this handle: the last one that was [set](Self::set_policy), or else the one that it was made with.
     pub fn policy(&self) -> Arc<Policy> {
         Arc::clone(&self.current().policy)
     }
@@ -119,9 +119,9 @@ impl StampedeGuard {
     /// No setting of the old policy stays, not even those that keep one user's answers from other users: to change some settings,
     /// begin with [`policy().to_builder()`](Policy::to_builder).
     ///
-    /// If callers with two policies share one load, the leader's policy decides how it is led and stored. The connections keep
-    /// the policy that the guard was [built](Self::builder) with: after two commands without an answer within its
-    /// [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
+    /// If callers with two policies share one load, the leader's policy decides how the load is led and its value stored. The
+    /// connections keep the policy that the guard was [built](Self::builder) with: after two commands without an answer within
+    /// that policy's [`command_timeout`](crate::PolicyBuilder::command_timeout) they are opened anew.
     #[must_use]
     pub fn with_policy(&self, policy: Policy) -> Self {
         Self::from_parts(Arc::clone(&**self.state), policy)
@@ -129,8 +129,8 @@ impl StampedeGuard {
 
     /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
     /// [`Stats::bypassed`], and over HTTP each request passes through. Stored values stay, loads that are running are stored, and changes
-    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](crate::Load::refresh) returns the value of its own load,
-    /// and stores it if the lease of its key is free.
+    /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](crate::Load::refresh) returns the value of its
+    /// own load, and stores it if the lease of its key is free.
     ///
     /// For a flag that an operator can change without a restart. [`get`](Self::get) still returns the stored value.
     ///
@@ -173,9 +173,9 @@ impl StampedeGuard {
     ///
     /// [`ErrorKind::Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     ///
-    /// [`ErrorKind::Store`](crate::ErrorKind::Store) if they are not up within the policy's coordination budget or one second,
-    /// whichever is longer: the guard goes on connecting in the background. The same if the server runs no scripts, or if it lacks a
-    /// command that loads need, or this user lacks the right to one; the causes name these commands. (On a cluster each master that
+    /// [`ErrorKind::Store`](crate::ErrorKind::Store) if the connections are not up within the policy's coordination budget or one
+    /// second, whichever is longer: the guard goes on connecting in the background. Also if the server runs no scripts or lacks a
+    /// command that loads need, or if this user lacks the right to one; the causes name these commands. (On a cluster each master that
     /// can be reached is tested; if all of them say that the cluster is down, that is an error too, as it is for a single server that
     /// is loading or busy.) The guard then behaves as while the store is [down](crate::PolicyBuilder::on_store_down). Other findings
     /// of [`doctor`](Self::doctor) are no errors here. The text says what to change, as in "no server listens there: see that host and
@@ -205,13 +205,14 @@ impl StampedeGuard {
         Locks::of(&self.state)
     }
 
-    /// The counters of this guard and its clones.
+    /// The counters of this guard and its clones since it was made.
     pub fn stats(&self) -> Stats {
         let GuardState { flights, tasks, retained, counters, .. } = &***self.state;
         counters.snapshot([flights.len(), tasks.count(), retained.count()])
     }
 
-    /// Ends the guard. Later calls send nothing to the store and share one load of their key in this process.
+    /// Ends the guard. Later calls with a loader look nothing up in the store, take no lease, and share one load of their key in this
+    /// process.
     ///
     /// Loads that are running are awaited until `deadline` from now. Then their leases are handed to other processes, or freed,
     /// which takes a round trip each, and at most one second more than `deadline`. If all loads end before `deadline`, this call
@@ -240,12 +241,12 @@ impl StampedeGuard {
             deadline.min(Instant::now() + LAST_RELEASES)
         } else {
             self.state.leave();
-            // One script for each lease; bounded, because the process wants to end. Loads that end here release their
-            // permits in the background, within the rest of the same second.
+            // The hand-over takes one script for each lease. The time for it is bounded, because the process is to end. Loads that
+            // end here release their permits in the background, within the rest of the same second.
             Instant::now() + Duration::from_secs(1)
         };
         let left = end.saturating_duration_since(Instant::now());
-        // Waits for possible leases first: one that turns out to be granted counts as held from then on.
+        // Waits for possible leases first: a possible lease that turns out to be granted counts as held from then on.
         let freed = async {
             self.state.possible_leases.empty(end).await;
             self.state.leases.empty(end).await;
@@ -282,7 +283,7 @@ impl StampedeGuard {
         self.state.answered(self.requests(), key, outcome);
     }
 
-    /// As [`count_answer`](Self::count_answer), for a request that was matched by this route, if any.
+    /// Like [`count_answer`](Self::count_answer), for a request that this route, if there is one, has matched.
     pub(crate) fn count_answer_on(&self, route: Option<&str>, key: &Key, outcome: Outcome) {
         match route {
             Some(route) => self.state.answered(&self.policy.counters.routes.of(route), key, outcome),
@@ -290,7 +291,7 @@ impl StampedeGuard {
         }
     }
 
-    /// Counts a request that passed through.
+    /// Counts a request that the guard passed through without caching.
     pub(crate) fn count_pass(&self) {
         self.state.passed(self.requests());
     }
@@ -299,7 +300,7 @@ impl StampedeGuard {
         self.route.as_ref().unwrap_or_else(|| self.policy.counters.requests())
     }
 
-    /// The same guard, for a request that was matched by this route.
+    /// The same handle, with the counters for requests that this route has matched.
     pub(crate) fn on_route(mut self, route: &str) -> Self {
         self.route = Some(self.policy.counters.routes.of(route));
         self
@@ -410,7 +411,7 @@ struct PolicySlot {
     state: Arc<GuardState>,
     /// Unlike an address, an id is never reused by another slot.
     id: u64,
-    /// How many times the policy was replaced.
+    /// How many times the policy was replaced since this slot was made.
     version: AtomicU64,
     newest: Mutex<Arc<Policy>>,
 }
@@ -443,10 +444,10 @@ impl PolicySlot {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The policy of this version, or a newer one.
+    /// The policy of this version, or a newer policy.
     #[inline]
     fn find(&self, version: u64) -> FoundPolicy {
-        // Taken out of the cache, and put back by `remember`: a clone would write to the reference count.
+        // The policy is taken out of the cache, and put back by `remember`: a clone would write to the reference count.
         let found = with_cached(self.id, Cell::take).flatten();
         match found {
             Some(found) if (found.slot, found.version) == (self.id, version) => found,
@@ -503,7 +504,7 @@ impl StampedeGuard {
     /// runtime.
     ///
     /// A guard whose store is down still answers, with one load per process and key: do not take a process out of service
-    /// because of that.
+    /// because its store is down.
     pub fn health(&self) -> Health {
         Health { local: self.state.local.health(), ..self.state.store.health() }
     }

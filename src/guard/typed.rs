@@ -48,7 +48,7 @@ pub(crate) fn read_shared<T: DeserializeOwned + Send + Sync + 'static>(
     }
     let decoded = Arc::new(Codec::decode(entry.encoding, &entry.payload)?);
     if let Some(shared) = shared {
-        // Another caller may have been first, or may share the entry as another type.
+        // This fails if another caller was first, perhaps with another type.
         let _ = shared.set(Arc::clone(&decoded) as _);
     }
     Some(decoded)
@@ -151,13 +151,13 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
         }
         Err(error) => {
             warn_not_coded(call, &error, type_name::<T>());
-            // No marker: callers with another type may share their values.
+            // No marker is stored: callers with another type may be able to share their values.
             LoadResult::Uncacheable { unstored: Unstored::OfResource, mark: false }
         }
     }
 }
 
-/// Warns the operator that this key has no stampede protection: its value is too long.
+/// Warns the operator that this key has no stampede protection, because its value is too long.
 fn warn_too_long(Call { state, policy, key }: Call<'_>, size: usize) {
     let (is_news, max_body) = (state.unshareable(policy), policy.max_body);
     warn_if!(
@@ -217,7 +217,7 @@ const LONGEST_VALIDATOR: usize = 1024;
 /// # Ok(()) }
 /// ```
 pub struct LoadContext<T> {
-    /// The previous value. Its validator is empty if the value cannot be decoded: "not modified" would then yield no value.
+    /// The previous value. Its validator is emptied if the value cannot be decoded: an origin's "not modified" would then yield no value.
     previous: Option<Entry>,
     /// The previous value, decoded when it is first needed.
     decoded: OnceLock<Option<T>>,
@@ -305,8 +305,8 @@ impl<T> LoadContext<T> {
         validator.filter(|text| !text.is_empty())
     }
 
-    /// Stores a validator of at most 1 KiB with the value; a longer one is not stored. A load that sets none keeps
-    /// the previous one.
+    /// Stores a validator of at most 1 KiB with the value; a longer one is not stored. A load that sets no validator keeps
+    /// that of the previous value.
     pub fn set_validator(&mut self, validator: impl Into<String>) {
         let validator = validator.into();
         let stored = if validator.len() <= LONGEST_VALIDATOR { Bytes::from(validator) } else { Bytes::new() };
@@ -328,7 +328,7 @@ impl<T> LoadContext<T> {
         let mut lost = self.lost.clone();
         async move {
             if lost.wait_for(|lost| *lost).await.is_err() {
-                // The sender was dropped: the load has ended.
+                // The sender was dropped because the load has ended, so the lease can no longer be lost.
                 std::future::pending::<()>().await;
             }
         }
@@ -342,12 +342,12 @@ impl<T> LoadContext<T> {
         settings.lifetimes.fresh_for = fresh_for;
     }
 
-    /// As [`PolicyBuilder::stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate), for this value.
+    /// Like [`PolicyBuilder::stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate), for this value.
     pub fn stale_while_revalidate(&mut self, window: Duration) {
         lock(&self.settings).lifetimes.stale_while_revalidate = window;
     }
 
-    /// As [`PolicyBuilder::stale_if_error`](crate::PolicyBuilder::stale_if_error), for this value.
+    /// Like [`PolicyBuilder::stale_if_error`](crate::PolicyBuilder::stale_if_error), for this value.
     pub fn stale_if_error(&mut self, window: Duration) {
         lock(&self.settings).lifetimes.stale_if_error = window;
     }
@@ -372,7 +372,7 @@ impl<T> LoadContext<T> {
         let tags = entry::tag_keys(&self.state.namespace, tags, before)?;
         let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
         if self.mode != LeaseState::Leased {
-            // Nothing of this load is stored.
+            // Nothing of this load is stored, so the tags are not needed.
             return Ok(());
         }
         let left = self.deadline.saturating_duration_since(Instant::now());

@@ -1,7 +1,7 @@
 //! The state that all clones of one guard share: the store, the flights, the counters. Knows no Redis, no HTTP.
 //!
 //! Three small parts are here too. [`Audits`] limits the audits of hits: few at once, and each key rarely. [`LateCommits`] has the commits
-//! that go on after their loads have answered their callers, because they take longer than callers wait. [`UnusableEntries`] counts the
+//! that go on after the callers of their loads were answered, because callers do not wait that long. [`UnusableEntries`] counts the
 //! stored entries that this process could not use, by reason.
 
 #[cfg(feature = "metrics")]
@@ -65,7 +65,7 @@ pub(crate) struct GuardState {
     pub(crate) tasks: Arc<Tracker>,
     /// Held leases.
     pub(crate) leases: Arc<Tracker>,
-    /// Leases that this process may hold without knowing it: it waits for them, or is releasing them.
+    /// Leases that this process may hold without knowing it: one of its flights waits for the lease, or is releasing it.
     pub(crate) possible_leases: Arc<Tracker>,
     /// Loads that run without the store because it cannot be reached.
     pub(crate) fail_open: Arc<Tracker>,
@@ -75,9 +75,9 @@ pub(crate) struct GuardState {
     pub(crate) waiters: StoppableWaiters,
     /// Releases of locks and permits that run in the background.
     pub(crate) background: Arc<Tracker>,
-    /// Set by `shutdown`: calls send nothing to the store from then on.
+    /// Set by `shutdown`: from then on, calls send no look-up to the store and take no lease.
     closed: AtomicBool,
-    /// Set by the operator: callers load for themselves.
+    /// Set by the operator (`set_bypass`): callers load for themselves.
     bypassed: AtomicBool,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,
@@ -148,12 +148,12 @@ impl<F> ReadResult<F> {
 }
 
 impl GuardState {
-    /// Identifies the `limit` permits of this namespace: a load that holds one of them records it.
+    /// The id of the `limit` permits of this namespace. A load that holds one of these permits records this id.
     pub(crate) fn permit_id(&self, limit: Arc<str>) -> LoadPermitId {
         LoadPermitId::Permit { store_id: self.store.store_id(), namespace: self.namespace.clone(), limit }
     }
 
-    /// Identifies this node's slots for loads without the store: a load that holds one of them records it.
+    /// The id of this node's slots for loads without the store. A load that holds one of these slots records this id.
     pub(crate) fn store_permit_id(&self) -> LoadPermitId {
         LoadPermitId::Store(self.store.node())
     }
@@ -308,7 +308,7 @@ impl GuardState {
         tracing::trace!(target: log::GUARD, ?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
 
-    /// Counts a request that passed through.
+    /// Counts a request that the guard passed through without caching.
     pub(crate) fn passed(self: &Arc<Self>, requests: &Requests) {
         requests.add(Outcome::Bypassed);
         self.publish_regularly();
@@ -323,7 +323,7 @@ impl GuardState {
         tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");
     }
 
-    /// Tags with their present ids; missing ids are created.
+    /// Reads the present ids of these tags; missing ids are created.
     pub(crate) async fn tagged(
         &self,
         tags: Vec<Key>,
@@ -378,23 +378,24 @@ impl Drop for GuardState {
     }
 }
 
-/// How often a key is audited at most.
+/// The least time between the beginnings of two audits of a key.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How many audits a guard runs at once, and how many it begins in a second.
+/// How many audits a guard runs at once.
 const MOST_AT_ONCE: usize = 8;
+/// How many audits a guard begins within one [`PAUSE`].
 const MOST_IN_A_PAUSE: usize = 1_024;
 
 /// The audits of one guard.
 #[derive(Debug, Default)]
 pub(crate) struct Audits {
-    /// When a key was audited last, by its hash.
+    /// When the last audit of a key began, by the hash of the key.
     begun: Mutex<HashMap<u64, Instant, Hashed>>,
     running: Arc<Tracker>,
     pub(crate) log: LogEveryMinute,
 }
 
 impl Audits {
-    /// Begins an audit of this key, unless the key was audited a moment ago or too many audits run.
+    /// Begins an audit of this key, unless an audit of it began within the last [`PAUSE`], or too many audits run or began in that time.
     pub(crate) fn begin(&self, key: &Key) -> Option<Tracked> {
         let turn = self.running.try_enter(MOST_AT_ONCE)?;
         let (mut begun, now) = (lock(&self.begun), Instant::now());
@@ -410,7 +411,7 @@ impl Audits {
     }
 }
 
-/// The running commits of loads whose callers were answered already. A refresh waits for those of its key.
+/// The running commits of loads whose callers were already answered. A refresh waits for the commits of its key.
 #[derive(Debug, Default)]
 pub(crate) struct LateCommits {
     commits: Mutex<CommitsByKey>,
@@ -419,15 +420,15 @@ pub(crate) struct LateCommits {
 #[derive(Debug, Default)]
 struct CommitsByKey {
     by_key: HashMap<Key, Vec<UnansweredCommit>, Hashed>,
-    /// The number of keys at which those without a running commit are removed.
+    /// The number of keys at which the keys without a running commit are removed.
     sweep_at: usize,
 }
 
 #[derive(Clone, Debug)]
 struct UnansweredCommit {
-    /// Counts the commit until it ends.
+    /// Counts the commit until it ends: 1, then 0.
     running: Arc<Tracker>,
-    /// When refreshes stop waiting for it: if its runtime is not driven, it never ends.
+    /// When refreshes stop waiting for the commit: it never ends if its runtime is not driven.
     deadline: Instant,
 }
 
@@ -438,8 +439,8 @@ impl UnansweredCommit {
 }
 
 impl LateCommits {
-    /// Must be called before the callers of the load are answered. The commit counts as running until the returned guard is dropped, and
-    /// for `within` at most.
+    /// Records that the commit of a load of `key` goes on. Must be called before the callers of the load are answered. The commit counts as
+    /// running until the returned value is dropped, and for `within` at most.
     pub(crate) fn begin(&self, key: &Key, within: Duration) -> Tracked {
         let running = Arc::<Tracker>::default();
         let late = running.enter();
@@ -457,7 +458,7 @@ impl LateCommits {
         late
     }
 
-    /// Waits until those commits of this key that are running now have ended.
+    /// Waits until the commits of this key that are running now have ended, for each at most until its deadline.
     pub(crate) async fn ended(&self, key: &Key) {
         let of_key = lock(&self.commits).by_key.get(key).cloned().unwrap_or_default();
         for commit in of_key {
@@ -466,7 +467,7 @@ impl LateCommits {
     }
 }
 
-/// What a read may find that this process can not use, with the advice for the operator.
+/// The kinds of stored entries that this process cannot use, each with advice for the operator.
 const UNUSABLE: [(&str, &str); 4] = [
     ("compressed", "turn the feature `lz4` on, and raise `max_body`, in every process"),
     ("of another type", "give keys of different types, or versions of one, different names"),
@@ -489,7 +490,7 @@ impl UnusableEntries {
         self.0[index].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The reasons that have occurred: how often, and the advice for the operator.
+    /// The reasons that have occurred since the guard was made: how many times each, its text, and the advice for the operator.
     pub(crate) fn reasons(&self) -> Vec<(u64, &'static str, &'static str)> {
         let counts = self.0.iter().map(|counter| counter.load(Ordering::Relaxed));
         let reasons = counts.zip(UNUSABLE).map(|(count, (what, advice))| (count, what, advice));

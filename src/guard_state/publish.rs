@@ -126,7 +126,7 @@ fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters) {
     increment(recorder, "stampede_guard_loads_saved_total", [name()], saved, is_first);
 }
 
-/// Returns how many of these requests did not load for themselves.
+/// Publishes the requests since the last time. Returns how many of them received a stored value or the value of another caller's load.
 fn publish_requests(
     recorder: &dyn Recorder,
     policy: &Label,
@@ -158,7 +158,7 @@ fn label_of((name, value): (&'static str, &'static str)) -> Label {
     Label::from_static_parts(name, value)
 }
 
-/// Publishes an increment. One of zero only if the counter has to `exist`.
+/// Publishes an increment. An increment of zero is published only if the counter has to `exist`.
 fn increment(
     recorder: &dyn Recorder,
     metric: &'static str,
@@ -172,8 +172,8 @@ fn increment(
     }
 }
 
-/// Whether a recorder is installed. If none is, the facade passes one that does nothing, and has no function that distinguishes
-/// the two. But only a real gauge converts the number that it is set to.
+/// Whether a recorder is installed. If none is, the facade passes a recorder that does nothing, and has no function that distinguishes
+/// the two. But only a real gauge converts the number by which it is incremented.
 fn is_installed(recorder: &dyn Recorder, namespace: &str) -> bool {
     struct ConversionProbe<'a>(&'a Cell<bool>);
     impl IntoF64 for ConversionProbe<'_> {

@@ -1,5 +1,5 @@
-//! Retained invalidations: the list of those that the store has not confirmed. They stay in the list until it has, and until then this
-//! process serves nothing that they invalidate.
+//! Retained invalidations: the list of the invalidations that the store has not confirmed. Each stays in the list until the store has
+//! confirmed it, and until then this process serves nothing that it invalidates.
 //!
 //! An invalidation *ends unconfirmed* when its caller receives an error or drops the call. The invariants:
 //!
@@ -36,13 +36,13 @@ use crate::value::entry::Entry;
 
 /// How many names are retained unless the builder says otherwise.
 pub(crate) const DEFAULT_MOST_RETAINED: usize = 10_000;
-/// How many keys are recorded whose stored value is known to be newer than the invalidations of everything.
+/// How many keys `RetainedNames::reloaded` has at most.
 const MOST_RELOADED: usize = 10_000;
 
 /// The invalidations of one guard that the store has not confirmed.
 #[derive(Debug)]
 pub(crate) struct RetainedInvalidations {
-    /// Whether a read has to check the list. Relaxed: a caller that knows that an invalidation has failed sees it.
+    /// Whether a read has to check the list. Relaxed, because a caller that knows that an invalidation has failed also sees this flag.
     any: AtomicBool,
     /// The number of the latest attempt at a change.
     attempts: AtomicU64,
@@ -70,16 +70,16 @@ struct RetainedNames {
     /// began after the invalidation, so the value is served although it was stored before `served_since`.
     reloaded: HashMap<ChangedName, u64>,
     is_being_sent: bool,
-    /// Whether the retention was logged as a warning, and the confirmation is not logged yet.
+    /// Whether a warning about retained invalidations was logged, and their confirmation is not logged yet.
     is_logged: bool,
 }
 
 /// The state after the names became too many, and the tag of everything has replaced them.
 #[derive(Clone, Copy, Debug, Default)]
 struct Overflow {
-    /// Whether one of the names was of a policy whose values have no tag of everything.
+    /// Whether one of the replaced names was retained under a policy whose values do not have the tag of everything.
     misses_values: bool,
-    /// The longest `load_timeout` of the names' policies.
+    /// The longest `load_timeout` of the policies under which the replaced names were retained.
     longest_load: Duration,
 }
 
@@ -153,7 +153,7 @@ impl RetainedInvalidations {
         self.attempts.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Whether the list may have an entry.
+    /// Whether reads have to check: the list may have a name, or an overflow has set `RetainedNames::served_since`.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
@@ -219,8 +219,8 @@ impl RetainedInvalidations {
         tracing::error!(target: log::GUARD, most = self.most, "{text}");
     }
 
-    /// Called when an attempt with this number was confirmed. `until` returns, for a `load_timeout`, the moment of the store's clock by
-    /// which all loads that began before now have ended. Returns whether this settles a retained invalidation.
+    /// Called when the store has confirmed the attempt with this number. `until` returns, for a `load_timeout`, the moment of the store's
+    /// clock by which all loads that began before now have ended. Returns whether the name was retained and is no longer.
     pub(crate) fn confirmed(
         &self,
         name: &ChangedName,
@@ -278,13 +278,13 @@ impl RetainedInvalidations {
         lock(&self.names).is_being_sent = false;
     }
 
-    /// Waits until all are sent, at most until `end`; returns how many remain.
+    /// Waits until all retained invalidations are confirmed, at most until `end`; returns how many remain.
     pub(crate) async fn until_sent(&self, end: Instant) -> usize {
         let _ = timeout_at(end, until(&self.all_sent, || self.count() == 0)).await;
         self.count()
     }
 
-    /// Logs that unsent invalidations are lost with this process.
+    /// Logs that the invalidations that are still retained are lost with this process, if there are any.
     pub(crate) fn log_unsent(&self) {
         let left = self.count();
         if left > 0 {

@@ -1,23 +1,23 @@
 //! Bounds the commands that callers and flights send to a server at once.
 //!
 //! A server answers commands one after the other. If thousands of callers of different keys came together without turns, each would
-//! wait for the commands of all others within its own budget, time out, and load without the lease. So a single caller's look-up waits
-//! for a turn, and so does a flight; the time limit of a command begins with its turn. A turn lasts for commands of at most
-//! `command_timeout` each, and never while another load is awaited: turns do not wait for each other in a circle. If the server hangs, its connection is closed
-//! after the time limits of two commands; then commands fail at once, and so do the callers that wait for a turn.
+//! wait for the commands of all others within its own budget, time out, and load without the lease. So a flight waits for a turn, and so
+//! does a single caller's look-up unless few look-ups run; the time limit of a command begins with its turn. A turn lasts for commands of
+//! at most `command_timeout` each, and never while another load is awaited: turns do not wait for each other in a circle. If the server
+//! hangs, its connection is closed after the time limits of two commands; then commands fail at once, and callers wait for no turn.
 //!
 //! [`LoadQueue`]: the loads of this process that wait for a permit of one load limit, and the order in which they get one.
 //!
 //! The permits of this process belong to no particular load: a permit that is granted goes to the load with the most callers. So the
 //! queue in the store, which is first come first served, knows only how many permits this process asks for, and a load that gains a
-//! caller costs no command. Of loads with equally many callers the newest is first: at an overload the oldest are about to be given up
-//! by their callers. Every eighth permit goes to the oldest, so that no load starves while its callers still wait. Loads without callers
-//! (refreshes in the background, audits) come last.
+//! caller costs no command. Of loads with equally many callers the newest is first: at an overload the callers of the oldest are about to
+//! give up. Every eighth permit goes to the oldest load with callers, so that no load starves while its callers still wait. Loads without
+//! callers (refreshes in the background, audits) come last.
 //!
 //! Invariants:
 //!
-//! 1. While loads wait, at least one request for a permit runs ([`PermitRequest`]). A request that ends takes a load along, or starts
-//!    anew if a load came meanwhile.
+//! 1. While loads wait, at least one request for a permit runs ([`PermitRequest`]). A request stops counting before it answers loads, so
+//!    a load that comes meanwhile starts another request. After a grant, requests are started for the loads that still wait.
 //! 2. A load that all its callers have left gets no permit.
 
 use std::collections::{BTreeMap, HashMap};
@@ -42,8 +42,8 @@ const FREE_LOOK_UPS: usize = 128;
 /// How many further look-ups run at once to one server, each with a turn.
 const LOOK_UPS: Width = Width { least: 128, per_millisecond: 128.0, most: 16_384 };
 
-/// How many flights of single callers send commands at once. A hit of another caller waits behind that many commands of each process; so
-/// many already occupy a near server.
+/// How many flights of single callers send commands at once. A hit of another caller waits behind that many commands of each process. The
+/// least number already keeps a nearby server busy.
 const SINGLE: Width = Width { least: 2, per_millisecond: 4.0, most: 512 };
 
 /// How many flights of calls for many keys send commands at once.
@@ -52,12 +52,12 @@ const BATCHED: Width = Width { least: 1, per_millisecond: 4.0, most: 512 };
 /// How many servers of a cluster have their own turns. If there are more servers, some share turns, and a slow one delays the others.
 const SERVERS: usize = 16;
 
-/// After this wait for a turn the round trip is measured again: it may have become longer.
+/// After this wait for a turn, the server is suspected and its round trip is read again: it may have become longer.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
-/// How many turns there are at once: `per_millisecond` of the round trip, within the bounds, because it takes more commands to keep a
-/// distant server busy. If `per_millisecond` were larger, fewer processes would suffice to fill the server's queue, whose delay looks
-/// like a longer round trip.
+/// How many turns there are at once: `per_millisecond` for each millisecond of the round trip, within the bounds, because it takes more
+/// commands to keep a distant server busy. If `per_millisecond` were larger, fewer processes would suffice to fill the server's queue,
+/// whose delay looks like a longer round trip.
 #[derive(Clone, Copy, Debug)]
 struct Width {
     least: usize,
@@ -135,12 +135,12 @@ impl Turns {
         (self.free_look_ups.fetch_add(1, Ordering::Relaxed) < FREE_LOOK_UPS).then_some(turn)
     }
 
-    /// Waits for the turn of a look-up of this key; otherwise as [`flight`](Self::flight).
+    /// Waits for the turn of a look-up of this key, like [`flight`](Self::flight) for a flight.
     pub(crate) async fn look_up(&self, store: &Store, key: &Key) -> Option<Turn> {
         self.take(store, key, |server| &server.look_ups).await
     }
 
-    /// Waits for the turn of a flight of this key. `None` where commands fail at once.
+    /// Waits for the turn of a flight of this key. `None` if the connection to the key's server is down, so that commands fail at once.
     ///
     /// # Cancel safety
     ///
@@ -159,7 +159,7 @@ impl Turns {
         loop {
             queue.resize(server.round_trip);
             match timeout(LONG_WAIT, &mut turn).await {
-                // It fails only if the semaphore is closed, which is never done.
+                // Taking a turn fails only if the semaphore is closed, which is never done.
                 Ok(turn) => return turn.ok(),
                 Err(_) => store.suspect(),
             }
@@ -168,24 +168,24 @@ impl Turns {
     }
 }
 
-/// How many permits a process asks for at once. Few, so that a process with many waiting loads does not keep the others waiting.
+/// How many permits a process asks for at once. Few, so that a process with many waiting loads does not keep other processes waiting.
 const MOST_REQUESTS: usize = 32;
 
-/// How many loads are counted for that. Under an overload few of the newest are without callers.
+/// How many waiting loads are looked at to count those with callers. Under an overload few of the newest are without.
 const COUNTED_LOADS: usize = 256;
 
-/// Every so many permits go to the oldest load.
+/// One permit of this many goes to the oldest load.
 const OLDEST_EVERY: u64 = 8;
 
-/// How old the counts of callers may be by which loads are ordered.
+/// How old the order of the loads may be, which follows from their counts of callers at one moment.
 const ORDER_AGE: Duration = Duration::from_millis(50);
 
-/// What a waiting load gets.
+/// The answer to a waiting load.
 pub(crate) enum Admission {
     Granted(GrantedPermit),
     /// The guard is shut down.
     Closed,
-    /// All its callers have left.
+    /// All callers of the load have left.
     Left,
     /// The store failed.
     Failed(Arc<dyn Error + Send + Sync>),
@@ -196,7 +196,8 @@ pub(crate) enum Admission {
 pub(crate) struct GrantedPermit(oneshot::Sender<LoadEnd>);
 
 impl GrantedPermit {
-    /// Gives the permit back after a load that ended so. Without this call a permit that is dropped counts no load.
+    /// Gives the permit back, and counts the load with this result. A permit that is dropped without this call is given back and counts no
+    /// load.
     pub(crate) fn end(self, end: LoadEnd) {
         let _ = self.0.send(end);
     }
@@ -228,32 +229,33 @@ struct WaitingLoad {
 #[derive(Default)]
 pub(crate) struct LoadQueue {
     state: Mutex<QueueState>,
-    /// Notified when the last load has left.
+    /// Notified when the queue has become empty because a load has left.
     emptied: Notify,
-    /// An adaptive limit, and its least value, when this process last gave a permit back.
+    /// For an adaptive limit: the limit and its least value, as of the last permit that this process gave back.
     seen: Mutex<Option<(LimitState, u32)>>,
 }
 
 #[derive(Default)]
 struct QueueState {
-    /// By the order in which they came.
+    /// The waiting loads, numbered in the order in which they came.
     loads: BTreeMap<u64, WaitingLoad>,
-    /// The loads by callers and age, the next one last. Loads that have left are still listed, later ones are not.
+    /// The loads by their number of callers, then by age; the next one is last. As of `ordered_at`: loads that have left since are still
+    /// listed, loads that came since are not.
     order: Vec<(usize, u64)>,
     ordered_at: Option<Instant>,
     came: u64,
     granted: u64,
     requests: usize,
-    /// The permits that loads of this process hold.
+    /// How many permits loads of this process hold.
     held: usize,
 }
 
-/// One limit, as this process sees it.
+/// The state of one load limit, as this process sees it.
 #[cfg(feature = "metrics")]
 pub(crate) struct LoadQueueHealth {
     pub(crate) waiting: usize,
     pub(crate) held: usize,
-    /// An adaptive limit, and its least value.
+    /// For an adaptive limit: the limit and its least value, as last seen.
     pub(crate) limit: Option<(LimitState, u32)>,
 }
 
@@ -264,7 +266,7 @@ impl fmt::Debug for LoadQueue {
 }
 
 impl LoadQueue {
-    /// Queues a load. Its place is given up when the ticket is dropped.
+    /// Queues a load. It leaves the queue when the returned [`QueuedLoad`] is dropped.
     pub(crate) fn wait(self: &Arc<Self>, callers: Callers) -> (QueuedLoad, oneshot::Receiver<Admission>) {
         let (admitted, admission) = oneshot::channel();
         let mut state = lock(&self.state);
@@ -285,7 +287,8 @@ impl LoadQueue {
         LoadQueueHealth { waiting: state.loads.len(), held: state.held, limit: *lock(&self.seen) }
     }
 
-    /// How many loads this process runs of `limit`, or of the limit that it has last seen, while the store can not be reached: its share.
+    /// How many loads this process runs at once while the store cannot be reached: its share of the limit that it has last seen, or all of
+    /// `limit` if it has seen none.
     pub(crate) fn share(&self, limit: u32) -> usize {
         let seen = *lock(&self.seen);
         let share = seen.map_or(limit, |(seen, _)| seen.limit / seen.processes.max(1));
@@ -317,7 +320,7 @@ impl QueueState {
         (with_callers + usize::from(self.loads.len() > with_callers)).min(MOST_REQUESTS)
     }
 
-    /// Counts the callers of all loads, and takes out those that all callers have left.
+    /// Counts the callers of all loads, orders the loads by that, and takes out the loads that all callers have left.
     fn order(&mut self, now: Instant) -> Vec<WaitingLoad> {
         self.ordered_at = Some(now);
         self.order.clear();
@@ -332,7 +335,7 @@ impl QueueState {
         left.into_iter().filter_map(|number| self.loads.remove(&number)).collect()
     }
 
-    /// Takes out the load that is next, and the loads that have been left.
+    /// Takes out the load that is next, and the loads that all callers have left.
     fn next(&mut self) -> (Option<WaitingLoad>, Vec<WaitingLoad>) {
         let now = Instant::now();
         let is_current = self.ordered_at.is_some_and(|at| now - at < ORDER_AGE) && !self.order.is_empty();
@@ -356,7 +359,7 @@ impl QueueState {
     }
 }
 
-/// A load's place in a [`LoadQueue`].
+/// A load's membership in a [`LoadQueue`]: dropping it removes the load.
 pub(crate) struct QueuedLoad {
     queue: Arc<LoadQueue>,
     number: u64,
@@ -382,7 +385,7 @@ pub(crate) struct PermitRequest {
 }
 
 impl PermitRequest {
-    /// Resolves when no load needs the permit any more, and the request has ended.
+    /// Ends the request and resolves when no load waits any more, so that the permit is not needed.
     pub(crate) async fn unneeded(&mut self) {
         loop {
             let emptied = self.queue.emptied.notified();
@@ -409,7 +412,7 @@ impl PermitRequest {
                 let _ = load.admitted.send(Admission::Left);
             }
             let (end, ended) = oneshot::channel();
-            // A load that has just given up does not receive it.
+            // If this load has just given up, the permit goes to the next one.
             if next?.admitted.send(Admission::Granted(GrantedPermit(end))).is_ok() {
                 lock(&queue.state).held += 1;
                 return Some(PermittedLoad { queue, ended });
@@ -417,7 +420,7 @@ impl PermitRequest {
         }
     }
 
-    /// Ends the request, and gives all loads that wait this instead of a permit.
+    /// Ends the request, and answers all loads that wait with `refusal` instead of a permit.
     pub(crate) fn refuse(self, refusal: impl Fn() -> Admission) {
         let queue = self.end();
         let loads = std::mem::take(&mut lock(&queue.state).loads);
@@ -426,7 +429,7 @@ impl PermitRequest {
         }
     }
 
-    /// Ends the request before its loads are answered: a load that comes meanwhile would rely on it.
+    /// Ends the request. Call this before loads are answered: a load that comes meanwhile would rely on this request.
     fn end(self) -> Arc<LoadQueue> {
         Arc::clone(&self.queue)
     }
@@ -439,7 +442,7 @@ pub(crate) struct PermittedLoad {
 }
 
 impl PermittedLoad {
-    /// How the load has ended; `None` if it does not count.
+    /// Waits for the end of the load. `None` if its permit was dropped without a result, so that the load does not count.
     pub(crate) async fn ended(mut self) -> Option<LoadEnd> {
         (&mut self.ended).await.ok()
     }
@@ -464,7 +467,7 @@ impl Drop for PermitRequest {
 mod tests {
     use super::*;
 
-    /// Regression: the load relied on the request that was ending, and waited for its whole `permit_timeout`.
+    /// Regression: the later load relied on the request that was ending, so no request ran for it and it waited out its `permit_timeout`.
     #[test]
     fn a_load_that_comes_while_others_are_refused_has_a_request_of_its_own() {
         let queue = Arc::<LoadQueue>::default();

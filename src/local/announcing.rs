@@ -13,27 +13,28 @@ use crate::observe::GuardCount;
 use crate::store::protocol::{Announced, Announcement, Audience, ChangedName, Member};
 use crate::store::{SentAttempt, StoreResult};
 
-/// How long an announcer waits until its own inbox is open, in which the acknowledgements arrive.
+/// How long an announcer waits at most for its own inbox to open, in which the acknowledgements arrive.
 const INBOX_OPENS: Duration = Duration::from_millis(500);
 
 /// How long one ANNOUNCE may take, and the FORGET of a silent member.
 const WITHIN: Duration = Duration::from_millis(500);
 
-/// A change and its announcement, which is repeated under new ids until one has an answer. It belongs to one task, so the attempt that has
-/// the answer is the latest one.
+/// A change and its announcement, which is repeated under new ids until an attempt has an answer. It belongs to one task, so the attempt
+/// that has the answer is the latest one.
 pub(crate) struct AnnouncedChange<'a> {
     tier: &'a Arc<LocalTier>,
     name: ChangedName,
-    /// Whether other processes keep copies although none is known.
+    /// Whether other processes must be assumed to keep copies although this process knows of none.
     expected: bool,
     /// The ids of all attempts, whose acknowledgements are collected until the change is dropped.
     attempts: Vec<Uuid>,
-    /// The wait for members, while it goes on.
+    /// The wait for the members that must acknowledge, while it goes on.
     unfinished: Option<MemberWait>,
 }
 
 impl Drop for AnnouncedChange<'_> {
-    /// If the caller leaves during the wait for a silent member, the wait goes on in a task: no other caller may ever wait to the end.
+    /// If the caller leaves during the wait for a silent member, the wait goes on in a task and then removes the member. Otherwise each
+    /// later caller might leave during the same wait, and the member would stay.
     fn drop(&mut self) {
         let attempts = std::mem::take(&mut self.attempts);
         match (self.unfinished.take(), Handle::try_current()) {
@@ -70,7 +71,7 @@ impl Drop for Finishing {
 struct MemberWait {
     members: Arc<[Member]>,
     acknowledgements: Arc<Acknowledgements>,
-    /// When all rights have ended that were set before the change.
+    /// When all rights will have ended that were set before the change.
     until: Instant,
 }
 
@@ -91,7 +92,7 @@ impl MemberWait {
 }
 
 impl LocalTier {
-    /// A change of this name. With `expected`, other processes keep copies although none is known.
+    /// A change of this name. With `expected`, other processes are assumed to keep copies although this process knows of none.
     pub(crate) fn change(self: &Arc<Self>, name: ChangedName, expected: bool) -> AnnouncedChange<'_> {
         AnnouncedChange { tier: self, name, expected, attempts: Vec::new(), unfinished: None }
     }
@@ -101,7 +102,7 @@ impl LocalTier {
         self.attempts.sent()
     }
 
-    /// Whether some process of the volume keeps copies, or may have done so: this one, or a member of a registry that it has seen.
+    /// Whether some process of the volume keeps copies, or may have kept some: this process, or a member of a registry that it has seen.
     pub(crate) fn knows_of_copies(&self) -> bool {
         self.is_in_use() || self.known_registries.any()
     }
@@ -123,7 +124,7 @@ impl LocalTier {
         });
     }
 
-    /// Whether this wait goes on without its caller. Only one wait does at a time, because another would remove the same members.
+    /// Whether this wait goes on without its caller. Only one wait does so at a time, because another would remove the same members.
     fn finishes_alone(&self, wait: &MemberWait) -> bool {
         let [now, until] = [Instant::now(), wait.until + WITHIN].map(|at| self.clock.at(at));
         try_claim(&self.finishes_until, now, until)
@@ -184,7 +185,7 @@ impl AnnouncedChange<'_> {
                 }
                 Announced::Separately => {}
             }
-            // Acknowledgements arrive in the inbox. Those of an announcement that was made before it was open are lost.
+            // Acknowledgements arrive in the inbox. If an announcement was made before the inbox was open, its acknowledgements are lost.
             if !is_receiving && self.tier.knows_of_copies() {
                 let _ = self.tier.store.until_received(INBOX_OPENS).await;
                 is_receiving = true;
@@ -193,7 +194,7 @@ impl AnnouncedChange<'_> {
         }
     }
 
-    /// Sends ANNOUNCE until it is answered.
+    /// Sends ANNOUNCE until it has an answer or a final error, at most until `until`.
     async fn announce(&mut self, until: Instant) -> StoreResult<Announced> {
         let tier = self.tier;
         loop {
@@ -209,15 +210,15 @@ impl AnnouncedChange<'_> {
         }
     }
 
-    /// Drops this node's copy and records an answer. Returns when all rights will have ended that were set before the registry existed,
-    /// unless they have certainly ended.
+    /// Drops this node's copy and records the answer to an announcement. Returns when all rights will have ended that were set before the
+    /// registry existed; `None` if they have certainly ended.
     fn apply_answer(&self, audience: &Audience) -> Option<Instant> {
         self.tier.forget(&self.name);
         let (since, term) = self.tier.note(audience);
         (!audience.registry.is_mature).then(|| since + announcer_waits(term))
     }
 
-    /// Waits, from the answer on and by this process's clock, for each member until it has acknowledged or its right has ended.
+    /// Waits for each member until it has acknowledged or its right has ended, which is timed from the answer on by this process's clock.
     async fn wait(&mut self, audience: &Audience, mature: Option<Instant>) {
         let id = self.attempts.last().copied().unwrap_or_default();
         let wait = MemberWait {

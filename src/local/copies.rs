@@ -1,4 +1,4 @@
-//! The copies in memory, and their tickets: an answer becomes a [`LocalCopy`] only with a ticket that was taken before the question
+//! The copies in memory, and their tickets: an answer becomes a [`LocalCopy`] only with a ticket that was taken before the command
 //! was sent.
 //!
 //! A ticket has a flag for the key and one for each tag, shared by all tickets of that name. A drop of the name sets the flag and
@@ -19,27 +19,27 @@ use crate::store::protocol::ChangedName;
 use crate::sync::lock;
 use crate::value::StoredEntry;
 
-/// Microseconds since the node began.
+/// Microseconds since this node's local tier was made.
 pub(super) type Moment = u64;
 
-/// Set when its name is dropped.
+/// Set when the copies of its name are dropped.
 type Flag = Arc<AtomicBool>;
 
-/// Distinguishes the flags of tags from those of keys with the same name.
+/// Distinguishes the flag of a tag from the flag of a key with the same name.
 const TAG: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The number of shards. A miss takes a shard's lock, a hit none.
+/// The number of shards of [`Tickets`]. A miss takes a shard's lock, a hit takes none.
 const SHARDS: usize = 32;
 
 /// The flags of all names that have a ticket.
 #[derive(Debug)]
 pub(super) struct Tickets {
-    /// Counts the drops of everything.
+    /// How many times all copies were dropped since the start.
     epoch: AtomicU64,
     shards: [Mutex<Shard>; SHARDS],
 }
 
-/// By the hash of the name: two names with one hash share a flag, and a drop of one drops the copies of both.
+/// The flags by the hash of their names. Two names with one hash share a flag, and a drop of one drops the copies of both.
 #[derive(Debug, Default)]
 struct Shard {
     flags: HashMap<u64, Flag, Hashed>,
@@ -47,7 +47,7 @@ struct Shard {
     sweep_at: usize,
 }
 
-/// The right to keep an answer, until a name that it depends on is dropped.
+/// The permission to keep an answer as a copy. Void as soon as a name that the answer depends on is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Ticket {
     epoch: u64,
@@ -60,9 +60,9 @@ impl Tickets {
         Self { epoch: AtomicU64::new(0), shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
-    /// A ticket for a key and some of its tags. Must be taken before the question is sent.
+    /// A ticket for a key and some of its tags. Must be taken before the command is sent.
     pub(super) fn take(&self, key: &Key, tags: &[Key]) -> Ticket {
-        // The epoch first: a drop of everything in between voids the ticket.
+        // The epoch is read before the flags, so that a drop of everything in between voids the ticket.
         let epoch = self.epoch.load(Ordering::SeqCst);
         let tags = tags.iter().map(|tag| self.flag(tag.hash_of_name() ^ TAG)).collect();
         Ticket { epoch, key: self.flag(key.hash_of_name()), tags }
@@ -73,7 +73,7 @@ impl Tickets {
         ticket.tags.extend(tags.iter().map(|tag| self.flag(tag.hash_of_name() ^ TAG)));
     }
 
-    /// The successor of a ticket that is not void. Voids all other tickets of the key.
+    /// Replaces a ticket that is not void by a new one, and voids all other tickets of the key.
     pub(super) fn succeed(&self, key: &Key, ticket: Ticket) -> Option<Ticket> {
         let hash = key.hash_of_name();
         // Flags are set under this lock.
@@ -129,7 +129,7 @@ impl Tickets {
 #[derive(Debug)]
 pub(crate) struct LocalCopy {
     pub(crate) entry: Arc<StoredEntry>,
-    /// The copy is served only while this is not void.
+    /// The copy is served only while this ticket is not void.
     pub(super) ticket: Ticket,
     pub(super) made_at: Moment,
 }
@@ -138,7 +138,7 @@ pub(crate) struct LocalCopy {
 const AROUND: u64 = 400;
 /// The bytes of a usual copy. Only the length of the cache's list of evicted keys depends on it.
 const USUAL: u64 = 1_300;
-/// A shard refuses a copy that is larger than itself.
+/// The most shards of the map, and the least bytes of a shard: a shard refuses a copy that is larger than the shard.
 const MOST_SHARDS: u64 = 8;
 const LEAST_SHARD: u64 = 1024 * 1024;
 
@@ -192,7 +192,7 @@ pub(super) fn copies(capacity: u64) -> Copies {
         .build();
     match options {
         Ok(options) => Cache::with_options(options, CopyWeight, Hashed::default(), DropsOutside),
-        // Only without one of the two capacities.
+        // This fails only if one of the two capacities is not set.
         Err(_) => Cache::with(16, capacity, CopyWeight, Hashed::default(), DropsOutside),
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A node serves a copy only under its *right*, a moment of its own monotonic clock that RENEW alone moves. A change is announced to all
 //! nodes that may have a right, and is acknowledged to its caller when each of them has dropped its copies or must have lost its
-//! right. No step needs a message to arrive; messages only make it fast. Every guard announces its changes, also one that keeps no
-//! copies. docs/decisions/401-local-tier.md has the steps and the proof.
+//! right. No step needs a message to arrive; messages only make the steps fast. Every guard announces its changes, also a guard that
+//! keeps no copies. docs/decisions/401-local-tier.md has the steps and the proof.
 //!
 //! This file has one guard's membership in its volume ([`LocalTier`]), and the state that the steps share: the registries that this
 //! process knows and since when ([`KnownRegistries`]), the acknowledgements of its announcements ([`PendingAnnouncements`]), and its
@@ -59,7 +59,7 @@ pub(crate) struct LocalTier {
     attempts: Attempts,
     /// Until when a task waits for silent members instead of a caller that has left.
     finishes_until: AtomicU64,
-    /// Up to where the log was applied. Locked while a RENEW's answer or a message is applied.
+    /// Up to where this node has applied the log of announcements. Locked while the answer to a RENEW or a message is applied.
     applied: Mutex<Applied>,
     /// Whether a policy of this guard keeps copies.
     in_use: AtomicBool,
@@ -77,11 +77,11 @@ pub(crate) struct LocalTier {
     lapse_log: LogEveryMinute,
 }
 
-/// What a node has applied of the log.
+/// What this node has applied of the log of announcements.
 #[derive(Debug, Default)]
 struct Applied {
     mark: Option<Mark>,
-    /// The stamp of the last RENEW that was answered.
+    /// The highest stamp of a RENEW that was answered.
     stamp: u64,
     /// Whether the guard was shut down, after which no RENEW extends the right.
     has_left: bool,
@@ -96,7 +96,7 @@ impl LocalTier {
         term: Duration,
     ) -> Arc<Self> {
         let tier = Arc::new(Self {
-            // The name of no other key: an empty key is refused.
+            // No other key has this name, because an empty key is refused.
             volume: Key::of_name(&format!("{namespace}:")),
             store,
             counters,
@@ -173,7 +173,7 @@ impl LocalTier {
         is_served.then_some(copy)
     }
 
-    /// A ticket for an answer that may become a copy. Must be taken before the question is sent. Starts the renewal of the right.
+    /// A ticket for an answer that may become a copy. Must be taken before the command is sent. Starts the renewal of the right.
     pub(crate) fn ticket(self: &Arc<Self>, key: &Key, tags: &[Key]) -> Ticket {
         self.is_requested.store(true, Ordering::Relaxed);
         self.renew();
@@ -195,12 +195,12 @@ impl LocalTier {
         self.count(GuardCount::local_fills);
     }
 
-    /// Keeps a copy of what this node has stored, unless its ticket is void. A read that began before may hold an older value: it
-    /// leaves no copy from here on.
+    /// Keeps a copy of a value that this node has stored, unless its ticket is void. A read that began before the commit may have an
+    /// older value: from here on such a read leaves no copy.
     pub(crate) fn fill_stored(&self, key: &Key, entry: &Arc<StoredEntry>, ticket: Ticket) {
         match self.tickets.succeed(key, ticket) {
             Some(ticket) => self.fill(key, entry, ticket),
-            // The copy that is there, or on its way, may be older.
+            // The present copy, or one that a read is about to make, may be older.
             None => self.forget(&ChangedName::value(key)),
         }
     }
@@ -218,22 +218,22 @@ impl LocalTier {
         }
     }
 
-    /// Drops this node's copies of a key or a tag, for a change that is not awaited.
+    /// Drops this node's copies of a key or a tag. Announces nothing to other nodes.
     pub(crate) fn forget(&self, name: &ChangedName) {
         drop(self.drop_name(name));
     }
 
-    /// Drops all of this node's copies, also those that are still on their way.
+    /// Drops all of this node's copies, also those that reads on their way would make.
     pub(crate) fn forget_all(&self) {
         self.tickets.void_all();
     }
 
-    /// Moves the mark over an announcement of this node, which has been applied.
+    /// Moves the mark to an announcement of this node, which has been applied here.
     fn follow(&self, audience: &Audience) {
         lock(&self.applied).follow(audience.before, audience.at);
     }
 
-    /// Gives up the right for good.
+    /// Gives up the right for good, because the guard is shut down.
     pub(crate) fn give_up(&self) {
         let mut applied = lock(&self.applied);
         applied.has_left = true;
@@ -245,8 +245,8 @@ impl LocalTier {
     /// Sends LEAVE, after the right has ended for good.
     pub(crate) async fn leave(&self, within: Duration) {
         let until = Instant::now() + within;
-        // A RENEW that is on its way makes a membership that must end, too. The wait is bounded: a RENEW of a runtime that is not driven
-        // never ends.
+        // A RENEW that is on its way makes a further membership, which must end too. The wait is bounded: a RENEW of a runtime that is not
+        // driven never ends.
         let _ = timeout(within / 2, self.renewing.write()).await;
         let (answered, sent) = (lock(&self.applied).stamp, self.stamps.load(Ordering::Relaxed));
         let left = || until.saturating_duration_since(Instant::now());
@@ -261,7 +261,7 @@ impl LocalTier {
         if stamp > 0 {
             let member = Member { node: self.store.node(), stamp };
             let removed = self.store.remove_member(&self.volume, member, within);
-            // If it fails, the next announcement finds out and removes the member.
+            // If this fails, the next announcement waits for the member in vain and then removes it.
             let _ = timeout(within, removed).await;
         }
     }
@@ -283,7 +283,7 @@ impl LocalTier {
 }
 
 impl Applied {
-    /// An announcement moves the mark if it follows it.
+    /// Moves the mark to an announcement, if the announcement directly follows the mark in the log.
     fn follow(&mut self, before: Uuid, at: LogPosition) {
         if let Some(mark) = self.mark.as_mut().filter(|mark| mark.at.id == before) {
             mark.at = at;
@@ -314,7 +314,7 @@ impl VolumeListener for LocalTier {
     }
 }
 
-/// How many registries are retained: a server may come back with an older one.
+/// How many registries are retained. More than one, because a server may come back with an older registry.
 const MOST: usize = 4;
 
 #[derive(Debug, Default)]
@@ -324,9 +324,9 @@ struct KnownRegistries {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Their ids, each with the moment since which this process knows it.
+    /// The ids of the registries, each with the moment since which this process knows it.
     ids: Vec<(Uuid, Instant)>,
-    /// The longest term that a registry of the volume has reported.
+    /// The longest term that a registry of the volume has reported to this process so far.
     term: Duration,
 }
 
@@ -347,14 +347,14 @@ impl KnownRegistries {
         (now, term)
     }
 
-    /// The newest registry that was known a term ago: rights that were set before it existed have ended.
+    /// The newest registry that this process already knew a term ago: rights that were set before it existed have ended.
     fn known_registry(&self, term: Duration) -> Option<Uuid> {
         let known = lock(&self.known);
         let term = known.term.max(term);
         known.ids.iter().rev().find(|(_, since)| since.elapsed() >= term).map(|(id, _)| *id)
     }
 
-    /// Whether a registry was ever seen here.
+    /// Whether this process has seen a registry of the volume since its start.
     fn any(&self) -> bool {
         !lock(&self.known).ids.is_empty()
     }
@@ -366,7 +366,7 @@ struct PendingAnnouncements {
     by_id: Mutex<HashMap<Uuid, Arc<Acknowledgements>>>,
 }
 
-/// The nodes that have acknowledged an announcement, also before the reply to it.
+/// The nodes that have acknowledged an announcement, including those that did so before its reply arrived.
 #[derive(Debug, Default)]
 struct Acknowledgements {
     by: Mutex<HashSet<Uuid>>,
@@ -400,15 +400,15 @@ impl PendingAnnouncements {
 }
 
 impl Acknowledgements {
-    /// The members that have not acknowledged.
+    /// The members among these that have not acknowledged yet.
     fn silent(&self, members: &[Member]) -> Vec<Member> {
         let by = lock(&self.by);
         members.iter().copied().filter(|member| !by.contains(&member.node)).collect()
     }
 }
 
-/// How long a right lasts, and how long an announcer waits, as parts of the term. Between the two is the margin for clocks that run at
-/// different speeds: 3 of 64 parts.
+/// How long a right lasts, as a part of the term. [`ANNOUNCER_WAITS`] is longer by 3 of 64 parts: the margin for clocks that run at
+/// different speeds.
 const RIGHT_LASTS: f64 = 60.0 / 64.0;
 const ANNOUNCER_WAITS: f64 = 63.0 / 64.0;
 
@@ -417,7 +417,8 @@ fn right_lasts(term: Duration) -> Duration {
     term.mul_f64(RIGHT_LASTS)
 }
 
-/// For how long after its answer an announcer waits for a member that stays silent: longer than all rights that were set before.
+/// For how long after the store's answer an announcer waits for a member that stays silent: longer than any right lasts that was set
+/// before that answer.
 fn announcer_waits(term: Duration) -> Duration {
     term.mul_f64(ANNOUNCER_WAITS)
 }

@@ -13,11 +13,11 @@ use crate::store::protocol::{Renewal, Renewed};
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
-/// The fraction of a term after which the right is renewed.
+/// How many times a term the right is renewed.
 const RENEWALS: u32 = 3;
-/// After how many terms without a caller the right is released.
+/// After how many terms in which no caller has requested a copy the right is released.
 const IDLE_TERMS: u32 = 15;
-/// How often a refused RENEW is retried: a user's permissions change seldom.
+/// How long after a refused RENEW the next one is sent: a user's permissions change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
 impl LocalTier {
@@ -64,7 +64,7 @@ impl LocalTier {
             known_registry: self.known_registries.known_registry(self.term),
             term: self.term,
         };
-        // The clock is read before RENEW is sent.
+        // The clock is read before RENEW is sent, because the right is counted from then on.
         let sent = self.clock.at(Instant::now());
         let within = self.term / RENEWALS;
         let answer = timeout(within, self.store.renew_membership(&self.volume, renewal, within)).await;
@@ -73,14 +73,14 @@ impl LocalTier {
         Ok(())
     }
 
-    /// Drops what the RENEW names, and only then extends the right.
+    /// Drops the copies that the answer to the RENEW names, and only then extends the right.
     fn apply(&self, renewed: &Renewed, stamp: u64, sent: Moment) {
         let mut applied = lock(&self.applied);
         applied.stamp = applied.stamp.max(stamp);
         if applied.has_left {
             return;
         }
-        // Dropped after the lock is released.
+        // These copies are dropped after the lock is released.
         let mut dropped = Vec::new();
         match &renewed.announced {
             Some(records) => {
@@ -100,7 +100,7 @@ impl LocalTier {
         drop(dropped);
     }
 
-    /// Records that the next RENEW is due at this moment. If there is none for a term after it, a caller starts another task.
+    /// Records that the next RENEW is due at this moment. If none is sent within a term after it, the next caller starts another task.
     fn miss_renewals_after(&self, due: Instant) {
         self.renews_until.store(self.clock.at(due) + micros(self.term), Ordering::Release);
     }
@@ -137,7 +137,8 @@ impl Drop for RenewalTask {
 impl RenewalTask {
     async fn run(self) {
         let mut idle = 0;
-        // Whether there was a right since the last lapse. It may lapse during an attempt to renew it, or between two that fail at once.
+        // Whether there was a right since the last lapse. The right may lapse during an attempt to renew it, or between two attempts
+        // that fail at once.
         let mut held = self.tier.upgrade().is_some_and(|tier| tier.has_right());
         loop {
             let Some(tier) = self.tier.upgrade() else { return };
@@ -168,7 +169,7 @@ impl RenewalTask {
                 return;
             }
             tier.miss_renewals_after(next);
-            // Not sooner, or a stream of lost messages would be a stream of renewals.
+            // Not sooner: otherwise a stream of lost messages would cause a stream of renewals.
             let least = began + period / 8;
             let renews = Arc::clone(&tier.renews);
             // A guard that is dropped must not live on until the next renewal.

@@ -24,7 +24,7 @@ const ENDLESS_WAIT: Duration = Duration::from_secs(1);
 const SPREAD: Duration = Duration::from_millis(50);
 /// The least timeout of the commands of the first attempt, also if the caller has less time: they may have to connect.
 const FIRST_COMMAND: Duration = Duration::from_millis(250);
-/// Least timeout of a later command.
+/// The least timeout of the commands of later attempts.
 const LATER_COMMAND: Duration = Duration::from_millis(50);
 
 /// Acquires the lock on these terms. Fails with [`LockError::TooManyAttempts`] or [`LockError::AcquireTimeout`] if, and
@@ -90,7 +90,7 @@ struct AcquireLoop<'a, T: LockTarget> {
     claim: PendingClaim<T>,
     /// The hold that TAKE releases, until a reply confirms the release.
     instead: Option<&'a mut Hold<T>>,
-    /// The way of waiting: that of the terms, until the server refuses it.
+    /// How this caller waits: as the terms say, until the server refuses to announce key events.
     waiting: Waiting,
     deadline: Option<Instant>,
     started: Instant,
@@ -99,7 +99,7 @@ struct AcquireLoop<'a, T: LockTarget> {
     /// How many TAKEs may have queued the token.
     claims: u32,
     attempts: u32,
-    /// How many of them count as retries.
+    /// How many of the attempts count as retries.
     retried: u32,
     terms: &'a WaitTerms,
 }
@@ -107,11 +107,11 @@ struct AcquireLoop<'a, T: LockTarget> {
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WakeReason {
-    /// The lock may be this token's, with this fence.
+    /// A message says that the lock was granted to this token, with this fence.
     Granted(u64),
-    /// Ask again; counts as a retry.
+    /// Send another TAKE, which counts as a retry.
     Again,
-    /// Ask again without counting a retry: messages before this moment may have been missed.
+    /// Send another TAKE, which does not count as a retry: messages before this moment may have been missed.
     Anew,
 }
 
@@ -154,7 +154,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         }
     }
 
-    /// Whether this caller may make a further attempt.
+    /// Fails if this caller may make no further attempt.
     fn check_limits(&self) -> Result<(), LockError> {
         if self.terms.retries.is_some_and(|retries| self.retried >= retries) {
             return Err(LockError::TooManyAttempts { attempts: self.attempts });
@@ -166,7 +166,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
     async fn wait(&mut self, ends: Option<Instant>) -> Result<WakeReason, LockError> {
         self.check_limits()?;
         if self.waiting == Waiting::Keyspace && self.announce().await {
-            // Events before the announcement began were not announced.
+            // Key events before this moment were not announced, so the lock may be free already.
             return Ok(WakeReason::Anew);
         }
         let polls = matches!(self.waiting, Waiting::Poll { .. });
@@ -276,7 +276,7 @@ impl<T: LockTarget> AcquireLoop<'_, T> {
         self.left(self.started) >= (ttl / 4 * 3).max(self.terms.min_remaining)
     }
 
-    /// Makes the hold of a grant that was made at `since` or later.
+    /// Makes the hold for a grant that was made at `since` or later; an error if the locks are closed or too little of its time remains.
     fn granted(self, fence: u64, since: Instant) -> Result<Hold<T>, LockError> {
         if self.registry().is_closed() {
             return Err(LockError::Closed);
@@ -351,9 +351,9 @@ struct ReleaseOnDrop<T: LockTarget> {
     token: Token,
     /// Whether the token may be in the queue, or hold the lock.
     queued: bool,
-    /// Whether a TAKE is under way.
+    /// Whether a TAKE was sent and neither answered nor given up.
     has_pending_take: bool,
-    /// Whether a TAKE ended without an answer: it may still be executed.
+    /// Whether a TAKE was given up without an answer: it may still be executed.
     has_late_command: bool,
     runtime: Option<Handle>,
 }
@@ -408,7 +408,7 @@ impl<T: LockTarget> Drop for ReleaseOnDrop<T> {
         let has_late_command = self.has_late_command || self.has_pending_take;
         if self.queued || has_late_command {
             let (target, token) = (Arc::clone(&self.target), self.token.clone());
-            // A grant without a message was made before now, so it ends by then.
+            // A grant whose message did not arrive was made before now, so it ends within a time to live from now.
             let until = from_now(target.ttl());
             Release { target, token, until, waits: true, has_late_command, watchdog: None }
                 .later(self.runtime.as_ref());

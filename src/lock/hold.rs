@@ -5,7 +5,7 @@
 //! that may have been made without a message.
 //!
 //! Times count from the moment the granting command was *sent*, because the store's count cannot start earlier.
-//! Only the monotonic clock is read, here and in the whole toolkit.
+//! Only the monotonic clock is read, here and in all of `lock`.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,14 +23,14 @@ use crate::store::wake_locks::{LockHints, LockWaiter};
 use crate::store::{StoreErrorKind, StoreResult, Token};
 use crate::sync::lock;
 
-/// One acquisition. Shared by its guard, the guard's views, and the renewal task.
+/// One acquisition of a lock. Shared by its guard, the guard's views, and the renewal task.
 pub(super) struct HoldState<T> {
     pub(super) target: Arc<T>,
     pub(super) token: Token,
     pub(super) grant: LockGrant,
     waiter: LockWaiter,
-    /// Whether it may have been taken away without a message. A `watch` channel: any of its listeners may be
-    /// dropped.
+    /// Whether the lock may have been taken away without a message. A `watch` channel, because any of its listeners may
+    /// be dropped.
     doubt: watch::Sender<PossibleLoss>,
     lease: watch::Sender<HoldLease>,
     longest: Mutex<LongestHold>,
@@ -66,14 +66,14 @@ struct LongestHold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AcquisitionState {
     Held,
-    /// Released.
+    /// The holder has released the lock, or is releasing it.
     Ended,
     /// Another token holds the lock, the lock is free, or it is not known to be ours. This state is final.
     Lost,
 }
 
 impl HoldLease {
-    /// When it ends by this process's own clock; `None` for never.
+    /// When the lease ends by this process's own clock; `None` for never.
     pub(super) fn until(&self) -> Option<Instant> {
         let ttl = self.ttl?;
         self.since.checked_add(ttl.saturating_sub(drift(ttl)))
@@ -81,7 +81,7 @@ impl HoldLease {
 }
 
 impl<T: LockTarget> HoldState<T> {
-    /// What remains of the lease; `None` if it does not expire. Zero once it ended in any way.
+    /// What remains of the lease; `None` if it does not expire. Zero once it has ended, or the lock was released or lost.
     pub(super) fn remaining(&self) -> Option<Duration> {
         if let Some(hints) = self.waiter.notified().now_or_never() {
             self.note(&hints);
@@ -183,7 +183,7 @@ impl<T: LockTarget> HoldState<T> {
         }
     }
 
-    /// Whether the store says that this token holds it.
+    /// Whether the store says that this token holds the lock. False without a command once the lock was released.
     async fn ask(&self) -> StoreResult<bool> {
         if self.lease.borrow().state == AcquisitionState::Ended {
             return Ok(false);
@@ -235,8 +235,8 @@ impl<T: LockTarget> HoldState<T> {
         longest.extensions
     }
 
-    /// Records that extension `number` was executed. Ignored if another was sent since: that one may have been
-    /// executed later.
+    /// Records that extension `number` was executed. Ignored if another extension was sent since: the other one may have
+    /// been executed later.
     fn note_answered(&self, number: u64, ttl: Option<Duration>) {
         let mut longest = lock(&self.longest);
         if longest.extensions == number {
@@ -295,7 +295,7 @@ impl<T: LockTarget> Hold<T> {
         Self { hold_state, watchdog: None, runtime, has_late_command, freed: false, was_held: false }
     }
 
-    /// Starts the renewal, at each third of the time to live.
+    /// Starts the renewal, at each third of the time to live; no effect if the lock was acquired outside a runtime.
     pub(super) fn renew(mut self) -> Self {
         if let Some(runtime) = &self.runtime {
             self.watchdog = Some(runtime.spawn(renew(Arc::clone(&self.hold_state))));
@@ -399,18 +399,18 @@ async fn renew<T: LockTarget>(hold_state: Arc<HoldState<T>>) {
 /// of a broken connection after those of its successor.
 const LATE_TAKE: Duration = Duration::from_millis(300);
 
-/// Upper bound of the retries of one release, also if the lock does not expire or lasts longer.
+/// For how long one release is retried at most, also if the lock does not expire or lasts longer.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// One release in the background.
 pub(super) struct Release<T> {
     pub(super) target: Arc<T>,
     pub(super) token: Token,
-    /// Until when the store may hold the lock for this token: the release is retried until then. `None` for ever.
+    /// Until when the store may hold the lock for this token: the release is retried until then. `None`: there is no such end.
     pub(super) until: Option<Instant>,
     /// Whether the token was never known to hold the lock: it may be in the queue.
     pub(super) waits: bool,
-    /// Whether a TAKE may still be executed.
+    /// Whether an unanswered TAKE of this token may still be executed.
     pub(super) has_late_command: bool,
     /// The renewal task, stopped before the release.
     pub(super) watchdog: Option<JoinHandle<()>>,

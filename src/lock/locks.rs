@@ -49,21 +49,21 @@ pub struct LocksBuilder {
     command_timeout: Duration,
 }
 
-/// A lock has nothing to fall back on: a caller that is refused because the server paused for a moment does not do
-/// its work. So this is longer than the guard's own deadline, which every hit may have to wait for, and short
-/// enough that a watching operator still sees the error of a dead server.
+/// The default of `command_timeout`. A lock has nothing to fall back on: a caller that is refused because the server paused
+/// for a moment does not do its work. So this is longer than the guard's own deadline, which every hit may have to wait
+/// for, and short enough that a watching operator still sees the error of a dead server.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a shutdown waits for background releases: a reachable store needs a moment, and an unreachable one must
-/// not keep the process from ending.
+/// How long a shutdown waits at most for background releases: a reachable store needs a moment, and an unreachable store
+/// must not keep the process from ending.
 pub(crate) const LAST_RELEASES: Duration = Duration::from_secs(2);
 
 impl Locks {
     /// Locks in the namespace `default`, on anything that converts into a [`Backend`]: a `redis::Client`, a
     /// [`MemoryStore`], and with their features a `SentinelClient` or a `ClusterClient`.
     ///
-    /// Does no I/O, cannot fail, and may be called outside a runtime: the first call that needs the connection
-    /// makes it, or [`connect`](Self::connect). Two services on one Redis with locks that must not exclude each other
+    /// Does no I/O, cannot fail, and may be called outside a runtime: the connection is made by the first call that
+    /// needs it, or by [`connect`](Self::connect). Two services on one Redis with locks that must not exclude each other
     /// need different [namespaces](LocksBuilder::namespace).
     ///
     /// A process that is forked before the first call excludes its parent like any other process. After that, make
@@ -104,7 +104,7 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`] if they are not up within the command timeout or one second, whichever is longer.
+    /// [`LockError::Store`] if the connections are not up within the command timeout or one second, whichever is longer.
     /// Connecting goes on in the background.
     ///
     /// # Cancel safety
@@ -127,7 +127,7 @@ impl Locks {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the connections stay.
+    /// If the future is dropped, the connections stay open.
     pub async fn close(&self) {
         let deadline = Instant::now() + LAST_RELEASES;
         // Cancel waiters first, so that the releases they spawn are awaited below.
@@ -183,7 +183,7 @@ impl fmt::Debug for Locks {
 
 /// The name of a lock: a global scope and, inside it, a local one.
 ///
-/// Parts are joined as those of a [`CacheKey`] are: unambiguously, any bytes, long names by their digest. Any value
+/// Parts are joined like the parts of a [`CacheKey`]: unambiguously, with any bytes, long names by their digest. Any value
 /// that converts into a `CacheKey` converts into the scope of exactly that name.
 ///
 /// # Examples
@@ -200,23 +200,23 @@ impl fmt::Debug for Locks {
 #[derive(Clone)]
 pub struct Scope {
     named: CacheKey,
-    /// Whether there is no local part, so that the scope stands for everything in it.
+    /// Whether there is no local part, so that `global` is its local part.
     global: bool,
 }
 
 impl Scope {
-    /// A global scope. Without a [`local`](Self::local) part, the local one is `global`.
+    /// A global scope. Without a [`local`](Self::local) part, its local part is `global`.
     pub fn new(global: impl fmt::Display) -> Self {
         Self { named: CacheKey::from((global,)), global: true }
     }
 
-    /// A local scope inside this one.
+    /// A local scope inside this scope.
     #[must_use]
     pub fn local(&self, local: impl fmt::Display) -> Self {
         Self { named: join(&self.named, &local.to_string()), global: false }
     }
 
-    /// The whole name.
+    /// The whole name: the global part and the local part.
     fn key(&self) -> CacheKey {
         if self.global { join(&self.named, "global") } else { self.named.clone() }
     }

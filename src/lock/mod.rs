@@ -56,8 +56,8 @@
 //! [`shutdown`](crate::StampedeGuard::shutdown) of the guard that owns the locks.
 
 // Below are the types that the submodules share: [`LockTarget`] has the commands of a mutex or a semaphore, [`LockRegistry`] is the state
-// that all handles of one [`Locks`] share, and [`WaitTerms`] says how a caller waits. `acquire` waits and `hold` holds and releases, both in
-// the same way for mutexes and permits.
+// that all handles of one [`Locks`] share, and [`WaitTerms`] says how a caller waits. `acquire` waits, and `hold` holds and releases; both
+// treat mutexes and permits alike.
 mod acquire;
 mod hold;
 mod locks;
@@ -103,7 +103,7 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
 
     fn name(&self) -> &LockName;
 
-    /// The time to live of a hold; `None` for ever.
+    /// The time to live of a hold; `None` if it does not expire.
     fn ttl(&self) -> Option<Duration>;
 
     /// `instead` is the token that releases the lock in the same command; only mutexes support that.
@@ -119,7 +119,7 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
         async move { self.registry().store.leave(self.name(), leave, within).await }
     }
 
-    /// Whether the token holds it, as the store sees it.
+    /// Whether the token holds the lock, as the store sees it.
     fn is_holder(&self, token: &Token, within: Duration) -> impl LockReply<bool>;
 
     /// Converts a store's failure into the user's error.
@@ -142,7 +142,7 @@ struct MutexTarget {
 }
 
 impl MutexTarget {
-    /// The terms of waiting that the options alone define.
+    /// How a caller waits according to the options.
     fn terms(&self) -> WaitTerms {
         let MutexOptions { waiting, acquire_timeout, retries, retry_interval, jitter, min_remaining, .. } =
             self.options;
@@ -202,9 +202,9 @@ struct SemaphoreTarget {
 #[derive(Clone, Debug)]
 pub(crate) struct LimitedLoad {
     pub(crate) bounds: LimitBounds,
-    /// How it has ended; empty if it did not run.
+    /// How the load has ended; empty if it did not run.
     pub(crate) end: Arc<OnceLock<LoadEnd>>,
-    /// Where the limit is recorded.
+    /// Where the limit is recorded that the store returns with the release.
     pub(crate) queue: Arc<LoadQueue>,
 }
 
@@ -255,7 +255,7 @@ impl LockTarget for SemaphoreTarget {
                 limit.into_iter().for_each(|limit| load.queue.has_seen(limit, load.bounds.least));
                 Ok(freed)
             }
-            // Without the rights for the law's state the limit stays as it is; the permit must not.
+            // Without the rights for the state of the adaptive limit, the limit stays as it is, but the permit must be released.
             Err(error) if error.kind == StoreErrorKind::Refused => {
                 store.free_permit(&self.name, token, self.lease, within).await
             }
@@ -281,7 +281,7 @@ struct LockRegistry {
     waiters: StoppableWaiters,
     /// Whether the warning was logged that the server announces no key events.
     warned: AtomicBool,
-    /// The guard that owns the connections, if any: it closes them. Without a guard, this closes them.
+    /// The guard that owns the connections, if any: it closes them. Without a guard, this registry closes them when it is dropped.
     guard: Option<Arc<GuardState>>,
 }
 
@@ -304,8 +304,8 @@ impl LockRegistry {
         }
     }
 
-    /// The store's lock commands, until this is closed. Commands that release locks use the store itself: they are allowed even after these
-    /// locks are closed, as long as there are connections, and those of a guard stay open longer.
+    /// The store, for all lock commands but releases; an error once these locks are closed. Releases use the store itself: they are allowed
+    /// even after that, as long as there are connections, and the connections of a guard stay open longer.
     fn locks(&self) -> StoreResult<&Store> {
         match self.is_closed() {
             true => Err(StoreError::new(StoreErrorKind::Closed)),
@@ -313,7 +313,7 @@ impl LockRegistry {
         }
     }
 
-    /// Not derived from the connections: those of a guard outlive its locks, and a memory store has none.
+    /// Not derived from the connections: the connections of a guard outlive its locks, and a memory store has none.
     fn is_closed(&self) -> bool {
         self.waiters.are_sent_away() || self.guard.as_ref().is_some_and(|guard| guard.waiters.are_sent_away())
     }
@@ -328,7 +328,7 @@ impl LockRegistry {
         }
     }
 
-    /// Counts a call that waits for a lock, until the answer is dropped.
+    /// Counts a call that waits for a lock, until the returned values are dropped.
     fn wait(&self) -> (Tracked, Option<Tracked>) {
         (self.waiters.enter(), self.guard.as_ref().map(|guard| guard.waiters.enter()))
     }
@@ -350,7 +350,7 @@ impl LockRegistry {
         send(left()).await
     }
 
-    /// A new token for a lock with this time to live; `None` for ever.
+    /// A new token for a lock with this time to live; `None` if it does not expire.
     fn mint(&self, ttl: Option<Duration>) -> Token {
         let node = self.store.node();
         ttl.map_or_else(|| Token::mint(node), |ttl| Token::mint_for(node, ttl))
@@ -381,7 +381,7 @@ struct WaitTerms {
     fallback: (Duration, f64),
     /// How many attempts may follow the first.
     retries: Option<u32>,
-    /// `None` waits for ever.
+    /// How long the caller waits; `None` for ever.
     timeout: Option<Duration>,
     min_remaining: Duration,
 }

@@ -18,7 +18,7 @@ use crate::store::{KeyspaceAnswer, MutexHolder, StoreError};
 
 /// A lock with at most one holder among all processes.
 ///
-/// A handle holds it at most once: a second acquisition while its guard lives is [`LockError::AlreadyAcquired`],
+/// A handle holds the lock at most once: a second acquisition while its guard lives is [`LockError::AlreadyAcquired`],
 /// not a deadlock. A clone is another handle on the same lock: it holds nothing and waits like any other process.
 ///
 /// # Examples
@@ -59,7 +59,7 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// [`LockError::AlreadyAcquired`] if this handle holds it or is acquiring it, without asking the store;
+    /// [`LockError::AlreadyAcquired`] if this handle holds the mutex or is acquiring it, without asking the store;
     /// [`LockError::GrantedTooLate`]; [`LockError::Store`] and [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -79,7 +79,7 @@ impl Mutex {
     /// # Errors
     ///
     /// [`LockError::AlreadyAcquired`], without asking the store; [`LockError::AcquireTimeout`] and
-    /// [`LockError::TooManyAttempts`] if it was busy all the time; [`LockError::GrantedTooLate`];
+    /// [`LockError::TooManyAttempts`] if the mutex was busy all the time; [`LockError::GrantedTooLate`];
     /// [`LockError::Store`] and [`LockError::Closed`].
     ///
     /// # Cancel safety
@@ -95,7 +95,7 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// As [`lock`](Self::lock), before `work` is called; errors of `work` are in its value. If the release
+    /// The errors of [`lock`](Self::lock), before `work` is called; errors of `work` are in its value. If the release
     /// fails at the end, the value is still returned, [`still_held`](Synchronized::still_held) is false, and the release
     /// is retried in the background.
     ///
@@ -126,7 +126,7 @@ impl Mutex {
         Ok(Synchronized { value, attempts, still_held })
     }
 
-    /// Whether any process holds it, including programs in other languages.
+    /// Whether any process holds the mutex, including programs in other languages.
     ///
     /// # Errors
     ///
@@ -139,8 +139,8 @@ impl Mutex {
         Ok(self.look().await?.is_some())
     }
 
-    /// Whether this handle holds it, without asking the store: from the acquisition until it is unlocked or
-    /// dropped, even after its time to live has ended, and while [`bump`](MutexGuard::bump) waits.
+    /// Whether this handle holds the mutex, without asking the store: from the acquisition until the guard is unlocked or
+    /// dropped, even after the time to live has ended, and while [`bump`](MutexGuard::bump) waits.
     pub fn is_held(&self) -> bool {
         self.state.load(Ordering::Acquire) == HELD
     }
@@ -197,12 +197,12 @@ impl Mutex {
         }
     }
 
-    /// The lock's key in the store.
+    /// The mutex's key in the store.
     pub fn key(&self) -> &str {
         &self.target.name.key
     }
 
-    /// Its settings.
+    /// The settings of the mutex.
     pub fn options(&self) -> &MutexOptions {
         &self.target.options
     }
@@ -267,21 +267,21 @@ pub struct MutexBuilder {
     registry: Arc<LockRegistry>,
     scope: Scope,
     options: MutexOptions,
-    /// `None` until it is set, or implied by an interval.
+    /// `None` until [`wait`](Self::wait) sets it.
     waiting: Option<Waiting>,
     paced: bool,
 }
 
 setters! { MutexBuilder:
-    /// The time to live: how long it is held if its holder neither unlocks nor extends it. This is how long a
-    /// crashed holder blocks the others, and the longest that work may take under it. In whole milliseconds,
+    /// The time to live: how long the mutex is held if its holder neither unlocks nor extends it. This is how long a
+    /// crashed holder blocks the others, and the longest that work under the mutex may take. In whole milliseconds,
     /// rounded up; 3 ms to ten years. Defaults to 60 s.
     ///
     /// 1 % of it and 2 ms are reserved for clock drift: [`Held::remaining`](super::Held::remaining) leaves them out, and
     /// nothing would remain of less than 3 ms.
     ttl(ttl: Duration => options.ttl);
 
-    /// How callers wait for it. Defaults to [`Waiting::Notify`].
+    /// How callers wait for the mutex. Defaults to [`Waiting::Notify`].
     wait(waiting: Waiting => waiting);
 
     /// How many attempts [`lock`](Mutex::lock) may make after its first; with 0 there is exactly one. Defaults to
@@ -299,14 +299,14 @@ setters! { MutexBuilder:
     /// fails with [`LockError::GrantedTooLate`]. For slow replies. Defaults to zero: any remaining time is enough.
     min_remaining(min_remaining: Duration => options.min_remaining);
 
-    /// Whether it is extended in the background, at each third of its time to live, until it is unlocked or
-    /// dropped. A process that dies still loses it within one time to live; a future that hangs keeps it. Defaults
+    /// Whether the mutex is extended in the background, at each third of its time to live, until its guard is unlocked or
+    /// dropped. A process that dies still loses the mutex within one time to live; a future that hangs keeps it. Defaults
     /// to false.
     auto_renew(auto_renew: bool => options.auto_renew);
 }
 
 impl MutexBuilder {
-    /// Holds it until it is unlocked, however long that takes. If the holder dies, it stays locked until
+    /// Holds the mutex until it is unlocked, however long that takes. If the holder dies, the mutex stays locked until
     /// [`force_unlock`](Mutex::force_unlock).
     pub fn non_expiring(mut self) -> Self {
         self.options.ttl = None;
@@ -329,11 +329,11 @@ impl MutexBuilder {
         self
     }
 
-    /// Stores it under the bare key `<prefix><name>`, to exclude, and be excluded by, programs in other languages
-    /// that `SET key token NX PX`. The namespace is not part of the key. The prefix has 1 to 64 bytes and no
+    /// Stores the mutex under the bare key `<prefix><name>`, to exclude, and be excluded by, programs in other languages
+    /// that send `SET key token NX PX`. The namespace is not part of the key. The prefix has 1 to 64 bytes and no
     /// braces. Inside a part of the name, `:` is written `%3A`, so a key `lock:a:b` is the prefix `lock:` and the
     /// name `("a", "b")`. A name of more than 199 bytes ends in its digest, so no key is longer than 264.
-    /// [`Mutex::key`] shows it. If the server's ACL restricts keys, the user needs the right to the prefix too. By
+    /// [`Mutex::key`] returns the key. If the server's ACL restricts keys, the user needs the right to the prefix too. By
     /// default, the key is in this crate's own format.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.options.prefix = Some(prefix.into());
@@ -549,9 +549,9 @@ impl Held {
     ///
     /// # Consistency
     ///
-    /// The server's clock in microseconds, or one more than the last fence, so that nothing has to be stored for
-    /// ever. It grows even if the clock is set back, and even over a failover or a restart that loses the latest
-    /// holders. Only both together can lower it: a server that has lost the holders, and whose clock is behind that of
+    /// The fence is the server's clock in microseconds, or one more than the last fence, so that nothing has to be stored
+    /// for ever. It grows even if the clock is set back, and even over a failover or a restart that loses the latest
+    /// holders. Only both together can lower it: a server that has lost the holders, with a clock that is behind that of
     /// its predecessor.
     pub fn fence(&self) -> u64 {
         self.hold_state.grant.fence
@@ -562,13 +562,13 @@ impl Held {
         self.hold_state.grant.attempts
     }
 
-    /// How long the caller waited.
+    /// How long the caller waited for the mutex.
     pub fn waited(&self) -> Duration {
         self.hold_state.grant.waited
     }
 
     /// The remaining time to live, by this process's monotonic clock: measured from the moment the granting command
-    /// was sent, less 1 % and 2 ms. Zero after it ended, was unlocked or lost; `None` if it does not expire.
+    /// was sent, less 1 % and 2 ms. Zero once it has ended or the mutex was unlocked or lost; `None` if it does not expire.
     pub fn remaining(&self) -> Option<Duration> {
         self.hold_state.remaining()
     }
@@ -590,7 +590,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// [`LockError::NotHeld`] if it does not; [`LockError::Store`] and [`LockError::Closed`].
+    /// [`LockError::NotHeld`] if the mutex is not held any more; [`LockError::Store`] and [`LockError::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -606,13 +606,13 @@ impl Held {
     /// # Errors
     ///
     /// [`LockError::InvalidTtl`] and [`LockError::InvalidOption`] for a `ttl` that
-    /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms if it is renewed;
+    /// [`build`](super::MutexBuilder::build) refuses: of less than 3 ms, or of less than 30 ms if the mutex is renewed;
     /// then nothing has changed. [`LockError::Store`] if the command failed, in which case the time may or may not have
     /// been extended.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, it may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
+    /// If dropped, the time may or may not be extended; [`remaining`](Self::remaining) counts on the shorter time.
     pub async fn extend(&self, ttl: Duration) -> Result<bool, LockError> {
         let ttl = held_ttl("ttl", ttl)?;
         check_auto_renew(self.hold_state.target.options.auto_renew, Some(ttl))?;
@@ -634,7 +634,7 @@ impl Held {
 
     /// Resolves when the mutex is no longer known to be this acquisition's although the guard did not unlock it: it
     /// was unlocked by force, an extension or renewal found another holder, or its time to live has ended. A lost
-    /// acquisition stays lost, even if the store keeps it a moment longer. Never resolves once it was unlocked.
+    /// acquisition stays lost, even if the store keeps it a moment longer. Never resolves once the guard was unlocked.
     ///
     /// # Cancel safety
     ///
@@ -650,7 +650,7 @@ impl fmt::Debug for MutexGuard {
     }
 }
 
-// Without the token, with which any client could end the acquisition.
+// The token is left out: with it, any client could end the acquisition.
 debug_as!(self: Held { fence: self.fence(), attempts: self.attempts(), waited: self.waited() });
 
 const FREE: u8 = 0;

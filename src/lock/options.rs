@@ -13,20 +13,20 @@ use crate::store::{LockName, StoreError, StoreErrorKind};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// In the lock's queue: unlocking hands the lock to the first waiter and notifies it. Waiters send nothing,
+    /// The caller waits in the lock's queue: unlocking hands the lock to the first waiter and notifies it. Waiters send nothing,
     /// except that the first waiter of each process asks when the holder's time to live has ended.
     #[default]
     Notify,
-    /// By asking again, outside the queue: waiters in the queue go first. For servers whose messages do not arrive.
+    /// The caller asks again and again, outside the queue: waiters in the queue go first. For servers whose messages do not arrive.
     Poll {
         /// The pause between two attempts, 1 ms to a day.
         interval: Duration,
         /// Lengthens each pause by a random part of up to this fraction of it, from 0 to 1.
         jitter: f64,
     },
-    /// As `Notify`, and also woken when other programs delete the key or it expires. Asks the server to announce
+    /// Like `Notify`, and also woken when other programs delete the key or the key expires. Asks the server to announce
     /// key events (`CONFIG SET notify-keyspace-events`, added to the present value), which needs the right to do
-    /// so; if the server refuses, this is [`Poll`](Self::Poll), with one warning.
+    /// so; if the server refuses, the caller waits as with [`Poll`](Self::Poll), and one warning is logged.
     Keyspace,
 }
 
@@ -34,11 +34,11 @@ pub enum Waiting {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MutexOptions {
-    /// The time to live if it is neither unlocked nor extended; `None` for ever.
+    /// How long the mutex is held if it is neither unlocked nor extended; `None` for ever.
     pub ttl: Option<Duration>,
-    /// How callers wait for it.
+    /// How callers wait for the mutex.
     pub waiting: Waiting,
-    /// How long a caller waits; `None` for ever.
+    /// How long a caller waits for the mutex; `None` for ever.
     pub acquire_timeout: Option<Duration>,
     /// How many attempts may follow the first; `None` for as many as the time allows.
     pub retries: Option<u32>,
@@ -46,11 +46,11 @@ pub struct MutexOptions {
     pub retry_interval: Duration,
     /// The random part that may be added to that pause, as a fraction of it.
     pub jitter: f64,
-    /// How much of the time to live must remain when it is granted.
+    /// How much of the time to live must remain when the mutex is granted.
     pub min_remaining: Duration,
-    /// Whether it is extended in the background until it is unlocked.
+    /// Whether the mutex is extended in the background until it is unlocked.
     pub auto_renew: bool,
-    /// The prefix of its bare key; `None` for a key in this crate's own format.
+    /// The prefix of the mutex's bare key; `None` for a key in this crate's own format.
     pub prefix: Option<String>,
 }
 
@@ -60,15 +60,15 @@ impl Default for MutexOptions {
             // Of the source libraries, one documents 60 s and has no limit (held for ever after a crash), one 10 s.
             // A lock that is never released has to end by itself; longer work extends it.
             ttl: Some(Duration::from_secs(60)),
-            waiting: Waiting::Notify,
             // The promise of a queue: no caller is overtaken.
-            // The value of Redis in Action. Without a bound, a deadlock of two locks never shows.
+            waiting: Waiting::Notify,
+            // The value in the book "Redis in Action". Without a bound, a deadlock of two locks never shows.
             acquire_timeout: Some(Duration::from_secs(10)),
-            // Bounded by `acquire_timeout`. redis_exp_lock's default is 0, because it has no other bound.
+            // The attempts are bounded by `acquire_timeout`. redis_exp_lock's default is 0, because it has no other bound.
             retries: None,
             // The value of redis_exp_lock: a server can bear a hundred attempts a second of each waiter.
             retry_interval: Duration::from_millis(10),
-            // Waiters that were refused together would ask again together.
+            // Without jitter, waiters that were refused together would ask again together.
             jitter: 0.1,
             min_remaining: Duration::ZERO,
             // A holder that hangs would keep the lock for ever, so renewal is opt-in.
@@ -88,7 +88,7 @@ pub(super) fn whole_ttl(ttl: Duration) -> Result<Duration, LockError> {
     Ok(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)))
 }
 
-/// [`whole_ttl`] for a time to live that must leave time to hold the lock.
+/// Like [`whole_ttl`], for a time to live of which time to hold the lock must remain after [`drift`].
 pub(super) fn held_ttl(option: &'static str, ttl: Duration) -> Result<Duration, LockError> {
     let ttl = whole_ttl(ttl)?;
     if ttl < SHORTEST_HELD {
@@ -155,9 +155,9 @@ pub enum LockError {
         /// What to choose instead.
         why: String,
     },
-    /// This handle already holds the mutex, or is acquiring it; another clone of it may acquire it too.
+    /// This handle already holds the mutex, or is acquiring it. A clone of the handle can wait for the mutex.
     AlreadyAcquired,
-    /// All attempts that [`retries`](super::MutexBuilder::retries) allows found it busy.
+    /// All attempts that [`retries`](super::MutexBuilder::retries) allows found the lock busy.
     TooManyAttempts {
         /// How many attempts were made.
         attempts: u32,
@@ -169,21 +169,21 @@ pub enum LockError {
         /// How long the caller waited.
         waited: Duration,
     },
-    /// It was granted, but the answer came so late that too little of its time to live remained. It was released.
+    /// The lock was granted, but the answer came so late that too little of its time to live remained. It was released again.
     GrantedTooLate {
-        /// From the sending of the command until its answer was read.
+        /// The time from the sending of the command until its answer was read.
         elapsed: Duration,
         /// The whole time to live.
         ttl: Duration,
     },
-    /// Another holder has the lock by now, or it is free.
+    /// This caller does not hold the lock any more: another holder has it by now, or it is free.
     NotHeld,
     /// The server does not announce key events.
     NotificationsUnavailable {
         /// The reason, for a log.
         why: &'static str,
     },
-    /// The semaphore was deleted, or this handle's store was closed.
+    /// The semaphore was deleted, or the locks were closed, or the guard that owns them was shut down.
     Closed,
     /// The semaphore was created with another number of permits.
     CapacityMismatch {
@@ -197,7 +197,7 @@ pub enum LockError {
 }
 
 impl LockError {
-    /// Whether the lock was busy all the time.
+    /// Whether the call failed because the lock was busy all the time.
     pub fn is_busy(&self) -> bool {
         matches!(self, Self::TooManyAttempts { .. } | Self::AcquireTimeout { .. })
     }

@@ -56,11 +56,11 @@ pub struct Semaphore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Until a permit is free.
+    /// The caller waits until it is granted a permit.
     Forever,
-    /// Not at all: takes a permit only if one is free and there are no waiters.
+    /// The caller does not wait: it takes a permit only if one is free and there are no waiters.
     Now,
-    /// For this long.
+    /// The caller waits for this long at most.
     For(Duration),
 }
 
@@ -70,13 +70,13 @@ pub enum Wait {
 pub struct Holder {
     /// The permit's token.
     pub token: String,
-    /// The remaining time of its lease, by the server's clock.
+    /// The remaining time of the permit's lease, by the server's clock.
     pub remaining: Duration,
 }
 
 impl Semaphore {
-    /// Acquires a permit, after the callers that came earlier; `None` if there was none in time. Bind it to a name:
-    /// dropping it releases it.
+    /// Acquires a permit, after the callers that came earlier; `None` if no permit was free in time. Bind the permit to a
+    /// name: dropping it releases it.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`acquire`](Self::acquire), before `work` is called; errors of `work` are in its value. If the
+    /// The errors of [`acquire`](Self::acquire), before `work` is called; errors of `work` are in its value. If the
     /// release fails at the end, it is retried in the background.
     ///
     /// # Cancel safety
@@ -207,7 +207,7 @@ impl Semaphore {
         Ok(self.look().await?.is_some())
     }
 
-    /// Takes back the permits with ended leases, hands them to waiters, and returns how many there were. Each
+    /// Takes back the permits with ended leases, hands them to waiters, and returns how many were taken back. Each
     /// acquisition does the same, and waiters trigger it too.
     ///
     /// # Errors
@@ -239,12 +239,12 @@ impl Semaphore {
         Ok(state.map_or(create.capacity, |state| state.capacity))
     }
 
-    /// Creates the semaphore if it does not exist, and returns whether this call did.
+    /// Creates the semaphore if it does not exist, and returns whether this call has created it.
     ///
     /// # Errors
     ///
-    /// [`LockError::CapacityMismatch`] if it was created with another number of permits; [`LockError::Store`] and
-    /// [`LockError::Closed`].
+    /// [`LockError::CapacityMismatch`] if the semaphore was created with another number of permits; [`LockError::Store`]
+    /// and [`LockError::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -259,7 +259,7 @@ impl Semaphore {
         }
     }
 
-    /// Removes the semaphore without a trace, and returns whether there was one. Its waiters fail with
+    /// Removes the semaphore without a trace, and returns whether it existed. Its waiters fail with
     /// [`LockError::Closed`].
     ///
     /// # Errors
@@ -274,8 +274,8 @@ impl Semaphore {
         Ok(self.change(SemaphoreChange::Delete).await?.is_some())
     }
 
-    /// Releases the permit with this token, in whichever process it is held; `None` if it is not held. For a
-    /// consumer that ends the work that a producer began.
+    /// Releases the permit with this token, in whichever process it is held; `None` if it is not held. For example, a
+    /// consumer releases the permit under which a producer began the work.
     ///
     /// # Errors
     ///
@@ -293,7 +293,7 @@ impl Semaphore {
         Ok(Some(released).filter(|released| released.was_held))
     }
 
-    /// As [`acquire`](Self::acquire), but fails at once if the store is known to be down.
+    /// Like [`acquire`](Self::acquire), but fails at once if the store is known to be down.
     pub(crate) async fn acquire_unless_down(&self, wait: Wait) -> Result<Option<Permit>, LockError> {
         if self.target.registry.store.is_down(&self.target.name.key) {
             return Err(self.failed("acquiring")(StoreError::new(StoreErrorKind::Unavailable)));
@@ -328,7 +328,7 @@ debug_as!(self: Semaphore {
     waiting: self.waiting
 });
 
-// Without the token, with which any client could release the permit.
+// The token is left out: with it, any client could release the permit.
 debug_as!(self: Holder { remaining: self.remaining });
 
 /// Builds a [`Semaphore`]; [`build`](Self::build) refuses settings that contradict each other.
@@ -346,7 +346,7 @@ pub struct SemaphoreBuilder {
 }
 
 impl SemaphoreBuilder {
-    /// For one permit of an adaptive load limit.
+    /// Makes the handle for one permit of an adaptive load limit, which this load takes.
     pub(crate) fn for_load(mut self, load: LimitedLoad) -> Self {
         self.load = Some(load);
         self
@@ -390,7 +390,7 @@ impl SemaphoreBuilder {
         let lease = held_ttl("lease", lease)?;
         check_auto_renew(auto_renew, Some(lease))?;
         let create = Create { capacity: permits, idle_ttl: whole_ttl(idle_ttl)?.max(lease) };
-        // Of a load limit the number is a start, and changes.
+        // A load limit changes, and `permits` is only its start: another number is no reason to warn.
         let warned = AtomicBool::new(load.is_some());
         let target = Arc::new(SemaphoreTarget { registry, name, create, lease, warned, load });
         Ok(Semaphore { target, auto_renew, waiting })
@@ -404,7 +404,7 @@ impl Locks {
             registry: Arc::clone(&self.registry),
             scope: name.into(),
             permits,
-            // As for a mutex: a permit that is never released becomes free by itself.
+            // The same time as for a mutex: a permit that is never released becomes free by itself.
             lease: Duration::from_secs(60),
             // Longer than any pause of a service that is in use; an abandoned semaphore expires after a day.
             idle_ttl: Duration::from_secs(86_400),
@@ -431,15 +431,15 @@ impl Semaphore {
     }
 }
 
-/// One of a semaphore's permits. Dropping it releases it in the background.
+/// One of a semaphore's permits. Dropping the permit releases it in the background.
 ///
-/// It dereferences to [`PermitView`], which describes it. Dropping works as with
+/// It dereferences to [`PermitView`], which describes the acquisition. Dropping works as with
 /// [`MutexGuard`](super::MutexGuard#dropping).
 #[must_use = "the permit is released as soon as it is dropped"]
 pub struct Permit {
     view: PermitView,
     hold: Hold<SemaphoreTarget>,
-    /// The count that the last release returned.
+    /// The number of free permits that the last release returned.
     available: u32,
 }
 
@@ -454,9 +454,9 @@ pub struct PermitView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Released {
-    /// Whether it was still held: its lease had not ended, and it was not released before.
+    /// Whether the permit was still held: its lease had not ended, and it was not released before.
     pub was_held: bool,
-    /// How many permits were free after the release, without those that it granted to waiters.
+    /// How many permits were free after the release and after its grants to waiters.
     pub available: u32,
 }
 
@@ -481,7 +481,7 @@ impl Permit {
     ///
     /// # Cancel safety
     ///
-    /// Safe: if dropped, it may or may not be released, and this can be called again.
+    /// Safe: if dropped, the permit may or may not be released, and this can be called again.
     pub async fn release(&mut self) -> Result<Released, LockError> {
         let freed = self.hold.free().await;
         let freed =
@@ -512,13 +512,13 @@ impl PermitView {
         self.hold_state.grant.attempts
     }
 
-    /// How long the caller waited.
+    /// How long the caller waited for the permit.
     pub fn waited(&self) -> Duration {
         self.hold_state.grant.waited
     }
 
-    /// The remaining time of its lease, by this process's monotonic clock: measured from the moment the granting
-    /// command was sent, less 1 % and 2 ms. Zero after it ended, was released or lost.
+    /// The remaining time of the permit's lease, by this process's monotonic clock: measured from the moment the granting
+    /// command was sent, less 1 % and 2 ms. Zero once the lease has ended or the permit was released or lost.
     pub fn remaining(&self) -> Duration {
         self.hold_state.remaining().unwrap_or(Duration::MAX)
     }
@@ -536,7 +536,7 @@ impl PermitView {
         self.hold_state.is_owned().await
     }
 
-    /// Restarts its lease; `false` if it is lost or was released. It is not acquired again.
+    /// Restarts the permit's lease; `false` if the permit is lost or was released. It is not acquired again.
     ///
     /// # Errors
     ///
@@ -544,14 +544,14 @@ impl PermitView {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, it may or may not be refreshed.
+    /// If dropped, the lease may or may not be restarted.
     pub async fn refresh(&self) -> Result<bool, LockError> {
         let target = &self.hold_state.target;
         let refreshed = self.hold_state.extend(target.ttl()).await;
         refreshed.map_err(|error| target.error("refreshing a permit of", error))
     }
 
-    /// Resolves when [`remaining`](Self::remaining) is zero: its lease has ended, or it was released or lost.
+    /// Resolves when [`remaining`](Self::remaining) is zero: the permit's lease has ended, or the permit was released or lost.
     ///
     /// # Cancel safety
     ///
@@ -578,5 +578,5 @@ impl fmt::Debug for Permit {
     }
 }
 
-// Without the token, with which any client could release the permit.
+// The token is left out: with it, any client could release the permit.
 debug_as!(self: PermitView { attempts: self.attempts(), waited: self.waited() });

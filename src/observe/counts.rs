@@ -54,7 +54,7 @@ macro_rules! counters {
             pub flights: u64,
             /// Tasks of flights that run now, detached ones included.
             pub tasks: u64,
-            /// Keys and tags with an invalidation that the store has not confirmed. It is sent as soon as the store answers.
+            /// Keys and tags with an invalidation that the store has not confirmed; these are sent as soon as the store answers.
             pub kept_invalidations: u64,
         }
 
@@ -125,10 +125,10 @@ counters! {
         commits_refused => ["stampede_guard_commits_refused_total"],
         /// Leases that were lost while their load ran.
         leases_lost => ["stampede_guard_leases_lost_total"],
-        /// Leases that ended with their holder: it neither ended nor renewed them, and this process, which waited, loads instead.
+        /// Leases that expired because their holder neither ended nor renewed them, so that this process, which waited, loads instead.
         leases_expired => ["stampede_guard_leases_expired_total"],
-        /// Requests for which the coordination budget was used up: they went on without the store, or were answered before it had
-        /// confirmed the commit.
+        /// Requests for which the coordination budget was used up: they went on without the store, or were answered before the store
+        /// had confirmed the commit.
         budget_exceeded => ["stampede_guard_budget_exceeded_total"],
         /// Waits for another caller's load that took at least four fifths of `wait_timeout`.
         long_waits => ["stampede_guard_long_waits_total"],
@@ -148,23 +148,23 @@ counters! {
         /// Values of loaders that were not shared because they are longer than `max_body` or cannot be encoded, and HTTP
         /// responses with a body longer than that: each caller loads them for itself.
         unshareable => ["stampede_guard_unshareable_total"],
-        /// Audits that found the served value at the origin, or another value that was served a moment later.
+        /// Audits that found the served value at the origin, or another value, if the served one was gone or replaced a moment later.
         audits_matched => ["stampede_guard_audits_total", result = "match"],
         /// Audits that found another value at the origin than the guard serves.
         audits_differed => ["stampede_guard_audits_total", result = "differs"],
-        /// Audits without a result: the load failed, or its value cannot be compared.
+        /// Audits without a result: the load failed, or its value could not be compared.
         audits_failed => ["stampede_guard_audits_total", result = "failed"],
     }
     /// The counters of a guard.
     GuardCount of GuardCounts {
-        /// Commands that the store did not execute.
+        /// Commands that failed: the store could not be reached, refused them, or did not answer in time.
         store_errors => ["stampede_guard_store_errors_total"],
         /// Stored bytes that were no readable entry: damaged, of another version, or not of the requested type.
         unreadable => ["stampede_guard_unreadable_total"],
-        /// Confirmed invalidations, of keys, of tags, and by storing directly.
+        /// Changes that the store has confirmed: invalidations of keys and tags, and values stored directly.
         invalidations => ["stampede_guard_invalidations_total"],
         /// Invalidations, and values stored directly, that were not confirmed: by the store, by its replicas where the policy waits for
-        /// them, or by the processes with copies; or whose caller gave up before.
+        /// them, or by the processes with copies; or whose callers gave up before the confirmation.
         invalidations_unconfirmed => ["stampede_guard_invalidations_unconfirmed_total"],
         /// Retained invalidations that were confirmed later.
         invalidations_resent => ["stampede_guard_invalidations_resent_total"],
@@ -220,8 +220,8 @@ impl Counter {
         self.unpublished_of(self.get())
     }
 
-    /// As [`unpublished`](Self::unpublished), of a count that is stored elsewhere. Two tasks that publish at once do not publish a part
-    /// twice.
+    /// Like [`unpublished`](Self::unpublished), of a count that is stored elsewhere. Two tasks that publish at once publish no part of the
+    /// count twice.
     pub(crate) fn unpublished_of(&self, count: u64) -> u64 {
         count.saturating_sub(self.published.fetch_max(count, Ordering::Relaxed))
     }
@@ -236,7 +236,7 @@ pub(crate) struct Counters {
     pub(crate) outages: Counter,
     /// How many failures of the provider of credentials were published.
     pub(crate) credential_failures: Counter,
-    /// Publishes regularly.
+    /// The task that publishes these counters regularly.
     pub(crate) publishing: OwnedTask,
     /// Whether the metrics were described to a recorder, and all counters of the guard registered with it.
     pub(crate) is_registered: AtomicBool,
@@ -244,7 +244,7 @@ pub(crate) struct Counters {
 
 /// The most names of policies that a guard distinguishes.
 const MOST_POLICIES: usize = 100;
-/// The name for all further ones, and for all further routes of a policy.
+/// The name under which all policies and routes beyond these bounds are counted.
 const OTHER: &str = "other";
 
 impl Counters {
@@ -288,7 +288,7 @@ pub(crate) struct PolicyCounters {
     /// Requests without a route.
     requests: Arc<Requests>,
     pub(crate) routes: Routes,
-    /// Whether these counters were published.
+    /// Whether these counters were published before.
     published: AtomicBool,
 }
 
@@ -372,14 +372,15 @@ impl Requests {
         }
     }
 
-    /// As [`Counter::unpublished`], for each outcome.
+    /// Like [`Counter::unpublished`], for each outcome.
     pub(crate) fn unpublished(&self) -> impl Iterator<Item = (Outcome, u64)> {
         let counters = Outcome::ALL.into_iter().zip(&self.by_outcome);
         counters.map(|(outcome, counter)| (outcome, counter.unpublished_of(self.count(outcome))))
     }
 }
 
-/// The most routes that a policy distinguishes. A router has its routes from its code; the bound is for routers that do not.
+/// The most routes that a policy distinguishes. Most routers have their routes from code; the bound is for routers that make routes from
+/// requests.
 const MOST_ROUTES: usize = 200;
 
 /// The requests of a policy by the route that matched them. Bounded: a label must not grow with what clients send.
@@ -425,7 +426,7 @@ thread_local! {
 impl SpreadCounter {
     #[inline]
     fn add(&self) {
-        // A thread that is being ended adds to the first slot.
+        // A thread whose thread-locals were dropped already adds to the first slot.
         let index = SLOT.try_with(|index| *index).unwrap_or_default();
         self.0[index].0.fetch_add(1, Ordering::Relaxed);
     }
@@ -439,25 +440,25 @@ impl SpreadCounter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// From the store.
+    /// The caller received a fresh value from the store.
     Hit,
-    /// From this process's memory.
+    /// The caller received a fresh value from this process's memory.
     LocalHit,
-    /// With a stale value, because its new load runs in the background, has failed, or takes long; or with a copy from memory while
-    /// the store is away.
+    /// The caller received a stale value, because the new load runs in the background, has failed, or takes long; or a copy from memory
+    /// while the store is away.
     Stale,
-    /// By the load that this request led.
+    /// The caller received the value of the load that it led.
     Led,
-    /// By a load that another request led, here or in another process.
+    /// The caller received the value of a load that another request led, here or in another process.
     Coalesced,
-    /// By its own load or pass-through, outside the guard's protocol.
+    /// The caller ran its own load, or its request passed through, outside the guard's protocol.
     Bypassed,
-    /// With an error.
+    /// The caller received an error.
     Failed,
 }
 
 impl Outcome {
-    /// In the order of their declaration.
+    /// All outcomes, in the order of their declaration.
     const ALL: [Self; 7] =
         [Self::Hit, Self::LocalHit, Self::Stale, Self::Led, Self::Coalesced, Self::Bypassed, Self::Failed];
 

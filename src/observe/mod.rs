@@ -46,7 +46,7 @@ macro_rules! warn_if {
 }
 pub(crate) use warn_if;
 
-/// Whether an operation is failing, so that it is reported once per outage.
+/// Whether an operation is failing, so that the failure is reported once per outage.
 #[derive(Debug, Default)]
 pub(crate) struct LogOnce(AtomicBool);
 
@@ -62,7 +62,7 @@ impl LogOnce {
     }
 }
 
-/// Limits a warning whose cause recurs with each load: when it was last logged.
+/// Limits a warning whose cause recurs with each load to one a minute: when the warning was last logged.
 #[derive(Debug, Default)]
 pub(crate) struct LogEveryMinute(Mutex<Option<Instant>>);
 
@@ -71,7 +71,7 @@ impl LogEveryMinute {
         Self(Mutex::new(None))
     }
 
-    /// Whether to warn again: once a minute.
+    /// Whether to warn now: true at most once a minute.
     pub(crate) fn is_due(&self) -> bool {
         const PAUSE: Duration = Duration::from_secs(60);
         let (mut last, now) = (lock(&self.0), Instant::now());
@@ -97,7 +97,7 @@ impl Spans {
         tracing::enabled!(target: log::GUARD, tracing::Level::DEBUG)
     }
 
-    /// The span of a load, inside the span of the request that began it; the request's span itself if no subscriber enables the load's.
+    /// The span of a load, inside the span of the request that began it. If no subscriber enables that, the request's span itself.
     pub(crate) fn load(&self, parent: &Span, key: &Key, flight: impl FnOnce() -> FlightId) -> Span {
         let span = tracing::debug_span!(target: log::GUARD, parent: parent, "stampede_guard.load", ?key, flight = Empty);
         if span.is_disabled() {
@@ -159,7 +159,7 @@ pub(crate) fn failure_text(error: &dyn fmt::Display) -> Arc<str> {
     text.into()
 }
 
-/// The text of an error and of its causes. If an error repeats the text of its cause, that is not appended again.
+/// The text of an error and of its causes. If an error's text ends with the text of its cause, the cause is not appended again.
 pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     for cause in successors(error.source(), |&cause| cause.source()).map(ToString::to_string) {
@@ -177,15 +177,15 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Arc<str> {
     failure_text(&text.unwrap_or("no message"))
 }
 
-/// The identity of a load in traces: all processes of the fleet that wait for it know the same one.
+/// The identity of a load in traces: all processes of the fleet that wait for the load know the same id.
 ///
-/// It is the field `flight` of the span `stampede_guard.load` and of each span `stampede_guard.wait` that waited for that load, so a
-/// search for it finds both. [`SpanLinks`] makes links of it. It is a digest of the load's lease and reveals nothing about the key.
+/// The id is the field `flight` of the span `stampede_guard.load` and of each span `stampede_guard.wait` that waited for that load, so a
+/// search for the id finds both. [`SpanLinks`] makes links of it. It is a digest of the load's lease and reveals nothing about the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FlightId([u8; 16]);
 
 impl FlightId {
-    /// The identity of the load under the lease with this token. A digest, because a process that knows a token can end its lease.
+    /// The identity of the load under the lease with this token. A digest, because any process that knows a token can end its lease.
     pub(crate) fn of(token: &str) -> Self {
         let digest: [u8; 32] = Sha256::digest(format!("stampede-guard flight {token}")).into();
         let mut id = [0; 16];
@@ -198,7 +198,7 @@ impl FlightId {
         Self(*uuid::Uuid::new_v4().as_bytes())
     }
 
-    /// Its 16 bytes, as evenly distributed as those of a trace's id.
+    /// The 16 bytes of the id, as evenly distributed as those of a trace's id.
     pub const fn to_bytes(self) -> [u8; 16] {
         self.0
     }
@@ -218,16 +218,16 @@ impl fmt::Debug for FlightId {
 
 /// Links the spans of loads and of the callers that waited for them, in whatever way a tracing system has links.
 ///
-/// A `tracing` span can follow from another one of its process only, and most waiters are in other processes. So the guard passes the
-/// [`FlightId`] to both sides, and an implementation that derives the ids of a load's trace and span from it needs nothing from the
-/// wire: `ops/otlp` of the repository has one for OpenTelemetry.
+/// A `tracing` span can follow only from another span of its own process, and most waiters are in other processes. So the guard passes the
+/// [`FlightId`] to both sides, and an implementation that derives the ids of a load's trace and span from the `FlightId` needs nothing
+/// from the wire: `ops/otlp` of the repository has such an implementation for OpenTelemetry.
 ///
 /// Both methods are called on the data path of a miss, never of a hit: they should be brief, and must not block.
 pub trait SpanLinks: Send + Sync + 'static {
     /// A load begins: `span` was made for it, inside `request`, the span of the request that leads it, and was not entered yet.
     fn load(&self, span: &Span, request: &Span, flight: FlightId);
 
-    /// A caller waits, or has waited, for this load, here or in another process. `span` is the span of that wait, inside the one of its
-    /// request.
+    /// A caller waits, or has waited, for this load, here or in another process. `span` is the span of that wait, inside the span of the
+    /// caller's request.
     fn wait(&self, span: &Span, flight: FlightId);
 }

@@ -36,11 +36,11 @@ pub(super) const UNUSABLE_LIMIT: u8 = 3;
 
 /// The outcome of contending for a key's lease.
 pub(crate) enum AcquireOutcome {
-    /// This flight leads.
+    /// This flight holds the lease, and loads.
     Leased(Lease),
-    /// Another flight's load has ended. The acquire that found this was sent at `sent_at`.
+    /// Another flight's load has ended. The acquire that found its outcome was sent at `sent_at`.
     Ended { outcome: FlightOutcome, sent_at: SentAt },
-    /// Another flight holds the lease for this much longer, and this flight does not queue.
+    /// Another flight holds the lease for this much longer, and this flight does not wait for it.
     Busy(Duration),
     /// Other flights held the lease for longer than this flight waits.
     WaitedOut,
@@ -56,32 +56,32 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) key: &'a Key,
     pub(crate) policy: &'a Policy,
     pub(crate) queue: bool,
-    /// The entry that was read and is not served as it is.
+    /// The entry that was read last and is not served as it is.
     pub(crate) rejected: &'a mut Option<Arc<StoredEntry>>,
     pub(crate) budget: &'a mut Budget,
     /// The tags that an entry must have.
     pub(crate) tags: &'a [Key],
     /// The span of the first caller.
     pub(crate) span: &'a Span,
-    /// Set to the load that the flight waits for.
+    /// Set to the load that the flight waits for, if spans are enabled.
     pub(crate) waits_for: &'a mut Option<FlightId>,
     /// This flight's attempt in the call for several keys, if its first caller made one.
     pub(crate) batch: Option<&'a mut Attempt>,
     /// The time on the store's clock when the flight began.
     pub(crate) since: u64,
     pub(crate) deadline: Instant,
-    /// Called at the deadline. Returns a later deadline if later callers still wait.
+    /// Called at the deadline. Returns another deadline if callers that joined after the first one still wait.
     pub(crate) goes_on: &'a (dyn Fn() -> Option<Instant> + Sync),
 }
 
-/// A [`AcquireRequest`] with the state of its attempt.
+/// An [`AcquireRequest`] with the state of its attempt.
 pub(super) struct Acquisition<'a> {
     pub(super) request: AcquireRequest<'a>,
     pub(super) token: Token,
     pub(super) watch: LeaseWatch,
-    /// When the last acquire was sent.
+    /// When this flight's last acquire was sent.
     pub(super) sent_at: SentAt,
-    /// What may be served of the last acquire's answer.
+    /// Which entries in the last acquire's answer may be served.
     pub(super) servable: Servable,
     /// The lease holder that this flight waits behind.
     pub(super) behind: Option<Token>,
@@ -91,7 +91,7 @@ pub(super) struct Acquisition<'a> {
     pub(super) handed_over: bool,
     /// The span of the wait behind that holder.
     wait_span: Span,
-    /// How many loads of this wave have vanished.
+    /// How many loads have vanished under this lease, in all processes that it was handed to.
     pub(super) takeovers: u8,
     /// When a hint reported the end of the awaited load, if that was before the deadline.
     pub(super) released: Option<Instant>,
@@ -127,11 +127,12 @@ impl<'a> Acquisition<'a> {
         }
     }
 
-    /// How long the next acquire may take, if there is time for one.
+    /// How long the next acquire may take; `None` if the budget is spent.
     pub(super) fn within(&mut self) -> Option<Duration> {
         let within = self.request.budget.next()?;
         let Some(released) = self.released else { return Some(within) };
-        // All waiters of the fleet read the new entry at the same moment, so this may be slow. The server was reachable just now.
+        // All waiters of the fleet read the new entry at the same moment, so this acquire may be slow. It gets up to a lease's time,
+        // because the server was reachable just now.
         Some(within.max(self.request.policy.lease.saturating_sub(released.elapsed())))
     }
 
@@ -155,7 +156,7 @@ impl<'a> Acquisition<'a> {
         acquired
     }
 
-    /// Handles an entry that the acquire has found and that this flight has not seen before. `Ok` if the attempt goes on.
+    /// Handles an entry that the acquire has found and that this flight has not seen before. `Ok` if this flight must acquire again.
     pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, .. } = self.request;
         let content = self.entry_read(within).current(raw, self.servable).await;
@@ -201,7 +202,8 @@ impl<'a> Acquisition<'a> {
         AcquireOutcome::Ended { outcome, sent_at: self.sent_at }
     }
 
-    /// Handles the outcome of the awaited load, or that of an earlier load, which is replayed to newcomers. `Ok` if the attempt goes on.
+    /// Handles the outcome of the awaited load, or of an earlier load whose outcome is replayed to newcomers. `Ok` if this flight must
+    /// acquire again.
     pub(super) async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let entry = match FlightOutcome::decode(outcome, self.request.key) {
             FlightOutcome::Value(entry) => entry,
@@ -211,7 +213,7 @@ impl<'a> Acquisition<'a> {
         if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
             return Err(self.ended_with(FlightOutcome::Value(entry)));
         }
-        // The value was invalidated. It is not stored, so a second request for it is useless: contend without it.
+        // The value was invalidated. It is not stored, so a second request for it is useless: contend without naming a holder.
         self.behind = None;
         Ok(())
     }
@@ -250,8 +252,8 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Ends the attempt without a lease. Releases a lease that may have been granted too late for this flight to use it; otherwise
-    /// the key would stay leased until the lease expires. `gives_up`: the flight is still in the queue, and the release
-    /// removes it there too. Otherwise each flight that timed out behind one slow load would stay in the queue.
+    /// the key would stay leased until the lease expires. `gives_up`: the flight may still be in the store's queue, and the release
+    /// removes it from there too. Otherwise each flight that timed out behind one slow load would stay in the queue.
     pub(super) fn leave(self, gives_up: bool) {
         let AcquireRequest { state, key, policy, .. } = self.request;
         let hints = self.watch.close();
@@ -262,7 +264,7 @@ impl<'a> Acquisition<'a> {
     }
 }
 
-/// Step 4 and 5: acquires the lease, or waits behind its holder and tries again.
+/// Steps 4 and 5: acquires the lease, or waits behind its holder and tries again.
 pub(crate) async fn contend(request: AcquireRequest<'_>) -> AcquireOutcome {
     let mut acquisition = Acquisition::of(request);
     match acquisition.run().await {
@@ -288,7 +290,7 @@ impl Acquisition<'_> {
                 let mut acquire = pin!(self.acquire(within));
                 match timeout(usual, &mut acquire).await {
                     Ok(acquired) => acquired,
-                    // It may take as long as a lease, and other flights must not wait for that.
+                    // An acquire after a hint may take as long as a lease: other flights must not wait for the end of this turn.
                     Err(_) => {
                         turn = None;
                         acquire.await
@@ -352,7 +354,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Called at the deadline of the wait: whether the wait goes on because later callers still wait.
+    /// Called at the deadline of the wait. Returns whether the wait goes on, because callers that joined later still wait.
     fn goes_on(&mut self) -> bool {
         let later = (self.request.goes_on)();
         self.request.deadline = later.unwrap_or(self.request.deadline);
@@ -386,8 +388,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Begins the span of the first caller's wait for another process's load. The other callers of this process have spans of their
-    /// own.
+    /// Begins the span of the first caller's wait for another process's load. The other callers of this process make their
+    /// spans themselves.
     fn waits_behind(&mut self, holder: &Token) {
         let AcquireRequest { state, key, span, .. } = self.request;
         if self.behind.as_ref() == Some(holder) || !state.spans.are_enabled() {
@@ -404,7 +406,7 @@ impl Acquisition<'_> {
     async fn retry_after_disconnect(&mut self, error: StoreError) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, key, policy, budget, .. } = &mut self.request;
         state.count(GuardCount::store_errors);
-        // The acquire's limit was the rest of the budget, less than `command_timeout`.
+        // The acquire's time limit was the rest of the budget, which was shorter than `command_timeout`.
         if error.kind == StoreErrorKind::TimedOut && budget.left().is_zero() {
             policy.count(Count::budget_exceeded);
         }
@@ -442,7 +444,7 @@ impl Acquisition<'_> {
         detach_unleased(self.request.state, self.request.key, &hints);
         self.handed_over |= hints.granted.is_some();
         self.takeovers = hints.granted.unwrap_or(self.takeovers);
-        // A wake may name a later holder; then the next acquire asks for that holder's outcome.
+        // A hint may name a later holder than the one that this flight waits behind; then the next acquire asks for its outcome.
         self.behind = hints.finished.or_else(|| self.behind.take());
         if hints.invalidated {
             // An invalidated entry must not stand in for a failed load.

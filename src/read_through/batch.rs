@@ -30,7 +30,8 @@ use crate::loader::{BatchId, LoadScope, Loader};
 use crate::sync::lock;
 use crate::task::Tracked;
 
-/// How long a later round collects members. Leases of one dead process end within the jitter of the flights that wait for them.
+/// How long a later round collects members. The leases of a process that died expire together, and the flights that waited for them
+/// acquire within their jitter.
 pub(crate) const LATER: Duration = Duration::from_millis(15);
 
 /// Loads the members of one round, which are identified by their indices.
@@ -41,7 +42,7 @@ pub(crate) struct LoadBatch {
     id: BatchId,
     members: Mutex<Members>,
     call: Call,
-    /// Where rounds run: the last event of a round may come from another runtime, or from none.
+    /// The runtime that the rounds run in: the change that makes a round due may come from another runtime, or from none.
     runtime: Handle,
     span: Span,
 }
@@ -51,16 +52,16 @@ struct Members {
     attempting: usize,
     /// Members that lead and are not called yet, each with the chain of loads that it runs inside.
     leading: Vec<(usize, Option<Arc<LoadScope>>)>,
-    /// A round is about to be called.
+    /// Whether a round is about to be called.
     is_calling: bool,
     rounds: usize,
-    /// The share of the flights of the next round.
+    /// The share that the flights of the next round have, while one of them holds it.
     share: Weak<BatchShare>,
-    /// Whether the permit of that share was granted or refused.
+    /// Whether the permit of the next round's share was granted or refused.
     is_admitted: bool,
 }
 
-/// The state of one member, with the number of its latest attempt: an older attempt of the member does not end it.
+/// The state of one member, with the number of its latest attempt: the end of an older attempt does not change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
     Attempting(u64),
@@ -79,7 +80,7 @@ pub(crate) struct BatchShare {
 }
 
 impl LoadBatch {
-    /// Makes a batch and returns its members. Each member attempts, until its [`Attempt`] rests or it leads or is dropped.
+    /// Makes a batch and returns its members. Each member attempts until its [`Attempt`] rests, or until the member leads or is dropped.
     ///
     /// # Panics
     ///
@@ -156,12 +157,12 @@ impl LoadBatch {
         let round = {
             let mut members = lock(&self.members);
             members.is_calling = false;
-            // A member attempts again: the end of that attempt calls the round.
+            // A member has begun another attempt meanwhile: the end of that attempt calls the round.
             if !members.is_due() {
                 return;
             }
             members.rounds += 1;
-            // Flights that are queued wait for a permit that this call does not have.
+            // The next round has a new share. But if flights are queued, they wait for the permit of the present share, so it stays.
             if !members.slots.iter().any(|slot| matches!(slot, Slot::Queued(_))) {
                 (members.share, members.is_admitted) = (Weak::new(), false);
             }
@@ -169,7 +170,7 @@ impl LoadBatch {
         };
         let (round, scopes): (Vec<_>, Vec<_>) = round.into_iter().unzip();
         let call = (self.call)(round);
-        // The call has its own references: only the members keep the batch alive.
+        // The call has its own references. Dropped here, so that only the members keep the batch alive during the call.
         drop(self);
         match LoadScope::joined(scopes.into_iter().flatten()) {
             Some(scope) => scope.run(call).await,
@@ -196,12 +197,13 @@ impl BatchMember {
         Attempt::new(&self.batch, self.index)
     }
 
-    /// The id of its batch.
+    /// The id of this member's batch.
     pub(crate) fn batch(&self) -> BatchId {
         self.batch.id
     }
 
-    /// Called when the loader runs: its key is in the next round. `scope` is the chain of loads that the loader runs inside.
+    /// Called when the member's loader runs: the next round loads the member's key. `scope` is the chain of loads that the loader runs
+    /// inside.
     pub(crate) fn lead(self, scope: Option<Arc<LoadScope>>) {
         let index = self.index;
         self.batch.change(index, |members, _| {
@@ -236,7 +238,7 @@ impl Attempt {
         Self::new(&self.batch, self.index)
     }
 
-    /// Begins an attempt, or another one.
+    /// Begins the member's next attempt; no effect if the member leads or was dropped.
     pub(super) fn again(&mut self) {
         let number = &mut self.number;
         self.batch.change(self.index, |_, slot| match slot {
@@ -256,7 +258,7 @@ impl Attempt {
         });
     }
 
-    /// Called when the flight waits for the permit of its share; no effect if that was already granted or refused.
+    /// Called when the flight waits for the permit of its share; no effect if that permit was already granted or refused.
     pub(super) fn queue(&self) {
         self.batch.change(self.index, |members, slot| match slot {
             Slot::Attempting(latest) if latest == self.number && !members.is_admitted => Slot::Queued(latest),

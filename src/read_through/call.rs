@@ -61,8 +61,8 @@ pub(crate) struct CallState<'a> {
 /// Whether the store has answered a caller's look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LookUpState {
-    /// The caller joins a flight without a look-up. Or its look-up failed, and it has since rejected an older entry that a flight
-    /// returned.
+    /// The caller joins a flight without a look-up. Or its look-up failed, and the caller has since rejected an older entry that a
+    /// flight returned.
     NotMade,
     Answered,
     Failed,
@@ -84,7 +84,7 @@ impl<'a> CallState<'a> {
         }
     }
 
-    /// The store's clock when this caller came. No second read of the clock: one per hit is enough.
+    /// The time on the store's clock when this caller came. Computed from `started`, so that a hit reads the clock only once.
     pub(crate) fn now(&self) -> u64 {
         self.call.state.store.clock_at(self.started)
     }
@@ -93,20 +93,21 @@ impl<'a> CallState<'a> {
         FlightKey { key: self.call.key.clone(), mode }
     }
 
-    /// Makes this caller neither wait for other callers nor let other callers wait for it.
+    /// Makes this caller wait for no other caller, and no other caller wait for it.
     pub(crate) fn unattended(mut self) -> Self {
         self.mode = LoadMode::Probe;
         self
     }
 
-    /// The older value, if it may be served instead of a current one that is not available.
+    /// The older value that this caller has read, if it may be served instead of a current one that is not available.
     pub(crate) fn stand_in<R: EntryReader>(&self, reader: &R) -> Option<R::Value> {
         let now = self.call.state.store.now();
         let value = self.rejected.as_ref()?.value().filter(|value| reader.stands_in(value, now))?;
         reader.open(value, now, None)
     }
 
-    /// As [`stand_in`](Self::stand_in). A caller that joined a flight without a look-up makes it now; such callers share one read.
+    /// Like [`stand_in`](Self::stand_in), but a caller that joined a flight without a look-up makes its look-up now. Such callers share one
+    /// read.
     pub(crate) async fn find_stand_in<R: EntryReader>(&self, reader: &R) -> Option<R::Value> {
         if self.rejected.is_some() {
             return self.stand_in(reader);
@@ -137,8 +138,8 @@ impl<'a> CallState<'a> {
         std::future::pending().await
     }
 
-    /// The kind of flight to join. Other callers may be served the value that this caller rejects, or find their own values through it.
-    /// Then this caller loads in [`LoadMode::ForcedReload`], so that those callers do not wait for this load.
+    /// The kind of flight to join. If other callers may be served the entry that this caller rejects, or find their own values through
+    /// that entry (`leads_others`), this caller loads in [`LoadMode::ForcedReload`], so that those callers do not wait for this load.
     pub(crate) fn mode_to_join(&self, leads_others: impl FnOnce(&Entry) -> bool) -> LoadMode {
         let Some(value) = self.rejected.as_ref().and_then(|rejected| rejected.value()) else {
             return LoadMode::Leased;

@@ -24,7 +24,7 @@ use crate::value::entry::{
 };
 use crate::value::{FlightOutcome, StoredEntry};
 
-/// An origin may ask to be left alone for so many times `back_off`.
+/// If the origin asks to be left alone, it is so for at most this many times `back_off`.
 const MOST_BACK_OFFS: u32 = 60;
 
 impl FlightTask {
@@ -48,19 +48,19 @@ impl FlightTask {
             return;
         }
         let sent_at = start.sent_at;
-        // If the lease has been lost since the load began, a change may have ended it.
+        // If the lease has been lost since the load began, a change may have ended the lease.
         let if_lost = if start.had_lease { Storage::NotStored } else { Storage::Unleased };
         let turn = self.batch_turn(lease.is_some()).await;
         let publication = self.classify(result, took, start, lease.is_some()).await;
         let Self { state, policy, flight, leader, rejected, budget, .. } = self;
         let publication = &publication;
-        // Up to this moment no other process has invalidated the key.
+        // The last moment at which the lease was certainly held: no other process had invalidated the key before it.
         let confirmed = lease.as_ref().map(Lease::confirmed);
         let mut fleet_notification = pin!(publication.notify_fleet(lease, &flight.key, rejected.as_deref()));
-        // The store first, so that the next request hits; but the waiters wait for that only within the first caller's
-        // budget. If it runs out, they are answered first and the commit goes on below.
+        // The store is notified first, so that the next request hits; but the waiters wait for that only within the first
+        // caller's budget. If the budget runs out, they are answered first and the commit goes on below.
         let check = timeout(budget.left(), &mut fleet_notification).await.ok();
-        // An entry that only other processes can read counts as well.
+        // An unreadable entry counts as well: other processes may be able to read it.
         let replaces =
             rejected.as_ref().is_some_and(|rejected| rejected.value().is_some() || rejected.content.is_err());
         if let Some(check) = check {
@@ -98,7 +98,7 @@ impl FlightTask {
         }
     }
 
-    /// Decides what a load's result means, after it has read the ids of the tags and the older value again.
+    /// Decides what a load's result means. Before that, reads the ids of the tags again, and the older value if that may stand in.
     async fn classify(
         &mut self,
         mut result: LoadResult,
@@ -112,7 +112,7 @@ impl FlightTask {
         if let LoadResult::Value { tags: own, lifetimes, .. } = &mut result {
             tags.append(own);
             let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
-            // Taken before the tags' ids are read again, and before the commit is sent.
+            // The ticket is taken before the tags' ids are read again, and before the commit is sent.
             ticket = self.ticket(&tags);
             is_outdated = !is_known || self.was_invalidated(&tags, life).await;
         }
@@ -161,7 +161,7 @@ struct Publication {
     stored: Option<(Bytes, Duration)>,
     /// What happens to the older entry if no new one is stored.
     older: OlderEntry,
-    /// How long a failure is replayed to later callers.
+    /// For how long after a failure later callers receive it too.
     replay: Duration,
     /// Whether one of the value's tags may have been invalidated since the load began. Then only callers that came before the load
     /// receive the value.
@@ -176,8 +176,8 @@ impl Publication {
         Self { outcome, elsewhere, stored, older, replay, is_outdated: false, ticket: None }
     }
 
-    /// Called after the store has answered the commit of a load that began at `began`. Keeps a local copy. If the load `replaces` an
-    /// older value, or ends it, announces that to the other processes.
+    /// Called after the store has answered the commit of a load that began at `began`. Keeps a local copy if the value was stored. If
+    /// there was an older entry (`replaces`) and it has not stayed, announces that to the other processes.
     fn keep_copy(
         &self,
         state: &GuardState,
@@ -210,8 +210,9 @@ impl Publication {
         }
     }
 
-    /// The moment up to which the outcome was certainly current: callers that came after it join again. `check` is the store's answer to
-    /// the commit, if there is one; `sent_at` is when the load began, and `confirmed` when the lease was last held.
+    /// The moment up to which the outcome was certainly current: callers that came after it join again. `None` if no caller must. `check`
+    /// is the store's answer to the commit, if there is one; `sent_at` is when the load began, and `confirmed` when the lease was last
+    /// certainly held.
     fn current_at(
         &self,
         check: Option<TokenCheck>,
@@ -223,13 +224,13 @@ impl Publication {
             // This load held the lease until now.
             Some(TokenCheck::Held | TokenCheck::ForeignData) => None,
             Some(TokenCheck::Lost) => confirmed,
-            // The store did not answer. Only a value must not be older than a change; a failure may be.
+            // The store did not answer the commit. Only a value must not be older than a change; a failure may be.
             None => confirmed.filter(|_| self.outcome.has_value()),
         }
     }
 
-    /// The outcome for this process's waiters. `check` is the store's answer to the commit, if there is one. `if_lost` says why nothing
-    /// is stored, if the load has no lease any more.
+    /// The outcome for this process's waiters. `check` is the store's answer to the commit, if there is one. `if_lost` says why the value
+    /// is not stored if the load has no lease, or has it no longer.
     fn for_waiters(&self, check: Option<TokenCheck>, if_lost: Storage) -> FlightOutcome {
         let FlightOutcome::Value(entry) = &self.outcome else { return self.outcome.clone() };
         let times = entry.expiry;
@@ -301,7 +302,7 @@ impl FlightTask {
                 let elsewhere = status_only
                     .map(|status_only| FlightOutcome::Value(value(status_only, Packed::default())));
                 if keep.is_zero() {
-                    // Uncompressed: the value is sent to waiters in other processes, which may lack the feature `lz4`.
+                    // The value is not compressed: it is sent to waiters in other processes, which may lack the feature `lz4`.
                     let value = FlightOutcome::Value(value(payload, Packed::default()));
                     LoadedOutcome { elsewhere, ..not_stored(value, unstored, false) }
                 } else {
@@ -334,7 +335,7 @@ impl FlightTask {
             most,
             "a loaded value is longer than the server takes (its setting `proto-max-bulk-len`): it is not stored"
         );
-        // As for a value over `max_body`: other processes load for themselves, without waiting for each other.
+        // The same consequence as for a value over `max_body`: other processes load for themselves, without waiting for each other.
         let expiry = Lifetimes::default().from(value.stored_at, Duration::ZERO).0;
         let value = FlightOutcome::Value(Entry { expiry, ..value });
         let elsewhere = Some(FlightOutcome::Uncacheable);
@@ -383,8 +384,8 @@ impl FlightTask {
         }
     }
 
-    /// Whether other processes can read an entry that this one cannot decompress. A marker instead of it would make them load it again,
-    /// and the two processes would replace each other's entry for ever.
+    /// Whether `raw` is an entry that other processes can read although this one cannot decompress it. If this process replaced it by a
+    /// marker, they would load it again, and the processes would replace each other's entries for ever.
     fn is_for_others(&self, raw: &Bytes) -> bool {
         let decoded = Entry::decode(raw.clone(), &self.flight.key, self.state.longest_payload());
         matches!(decoded, Err((Unreadable::Compressed { .. }, _)))
@@ -420,9 +421,9 @@ impl FlightTask {
         known
     }
 
-    /// The older value that replaces a load's `outcome`, and how long to store it. It replaces a failure, and any outcome of a
-    /// background refresh that is not stored, because no caller waits for that. (Otherwise each caller that is served the older value
-    /// would begin another refresh that yields no value.)
+    /// The older value that replaces a load's `outcome`, and how long to store it. It replaces a failure, and each outcome of a
+    /// background refresh that is not stored, because no caller waits for such an outcome. (Otherwise each caller that is served the
+    /// older value would begin another refresh that yields no value.)
     fn older_value(
         &self,
         outcome: &FlightOutcome,
@@ -433,8 +434,8 @@ impl FlightTask {
         if is_replaced { self.stand_in(unstored, now) } else { None }
     }
 
-    /// The older value, if it may be served after a load that has ended without a value to store. It is stored again with a back-off,
-    /// during which no process asks the origin.
+    /// The older value, if it may be served after a load that has ended without a value to store, and how long to store it. It is to be
+    /// stored again with a back-off, during which no process loads.
     pub(crate) fn stand_in(&self, unstored: Unstored, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.rejected.as_ref()?.value()?;
         let back_off = self.policy.back_off;
@@ -497,7 +498,7 @@ impl FlightTask {
         };
         let mut ids = ask().await;
         if ids.is_err() {
-            // Waiting for the reconnect is cheaper than another load.
+            // The connection may have been lost: waiting for the reconnect is cheaper than another load.
             let _ = store.reach(first.tag.name(), self.budget.left()).await;
             ids = ask().await;
         }

@@ -41,7 +41,8 @@ use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
 
-/// How often a vanished load is taken over in one wave before all waiters receive its failure.
+/// How many times vanished loads are taken over under one lease, in all processes that it is handed to. If one more vanishes, all
+/// waiters receive its failure.
 const MOST_HOPS: u8 = 3;
 
 impl FlightTask {
@@ -83,7 +84,7 @@ impl FlightTask {
         None
     }
 
-    /// Loads under the lease, or as the outcome demands. Returns as [`run`](Self::run).
+    /// Loads under the lease, or does what the outcome demands instead. Returns what [`run`](Self::run) returns.
     async fn after_contention(self, outcome: AcquireOutcome) -> Option<(Leader, Duration)> {
         let is_refresh = self.is_refresh();
         match outcome {
@@ -123,13 +124,13 @@ impl FlightTask {
         None
     }
 
-    /// Whether no caller waits for this flight: each was served the older value.
+    /// Whether no caller waits for this flight: each was served the value that is stored.
     pub(super) fn is_refresh(&self) -> bool {
         self.flight.mode == LoadMode::BackgroundRefresh
     }
 
-    /// Loads for this process alone, if fewer than `max_fail_open_loads` such loads run. Takes no permit: the store, which
-    /// counts them, cannot be reached.
+    /// Loads for this process alone, if it has a slot for a further load without the store. Takes no permit: the store, which
+    /// counts the permits, cannot be reached.
     async fn load_without_the_store(self, error: StoreError) {
         let slot = match self.enter_slot() {
             Ok(slot) => slot,
@@ -143,7 +144,7 @@ impl FlightTask {
         self.load_and_end(None, slot).await;
     }
 
-    /// A slot among the loads without the store; `None` inside a load that has one.
+    /// A slot among the loads without the store; `None` inside a load that has a slot already.
     fn enter_slot(&self) -> Result<Option<LoadPermit>, Failure> {
         let (most, id) = (self.most_without_the_store(), self.state.store_permit_id());
         if self.holds(&id) {
@@ -157,14 +158,15 @@ impl FlightTask {
         Err(Failure::Guard(Error::too_many_fail_open_loads(&self.flight.key, most)))
     }
 
-    /// How many loads may run at once without the store: under an adaptive limit this process's share of it.
+    /// How many loads may run at once without the store: `max_fail_open_loads`, or this process's share of an adaptive limit if that is
+    /// less.
     fn most_without_the_store(&self) -> usize {
         let most = self.policy.max_fail_open_loads;
         let limit = self.policy.load_limit().filter(|limit| limit.bounds.is_some());
         limit.map_or(most, |limit| self.state.load_queues.of(&limit.name).share(limit.start).min(most))
     }
 
-    /// Takes a slot or permit for this flight alone, instead of its share of a batch's.
+    /// Takes a slot or permit for this flight alone, instead of the one that it shares with its batch.
     async fn admit_alone(
         &mut self,
         LoadPermit { share, .. }: LoadPermit,
@@ -175,7 +177,7 @@ impl FlightTask {
         if had_slot { self.enter_slot() } else { self.admit(lease, true).await }
     }
 
-    /// Ends without a load.
+    /// Ends the flight with this failure, without a load.
     async fn shed(self, failure: Failure, lease: Option<Lease>) {
         let shed = LoadOutput::from(LoadResult::failed(failure));
         self.end(shed, Duration::ZERO, LoadStart::none(), lease).await;
@@ -239,7 +241,8 @@ impl FlightTask {
         }
     }
 
-    /// Step 6. When a loader vanishes, repeats it with another caller's loader under the same lease.
+    /// Step 6. When a load vanishes (its loader panics, or its runtime drops it), loads again with another caller's loader under the same
+    /// lease.
     async fn load_and_end(mut self, mut lease: Option<Lease>, mut permit: Option<LoadPermit>) {
         let had_lease = lease.is_some();
         let mut hops = lease.as_ref().map_or(0, |lease| lease.takeovers);
@@ -286,7 +289,7 @@ impl FlightTask {
         }
     }
 
-    /// No remaining waiter has a loader: hands the lease over to another process.
+    /// Called when no remaining waiter has a loader. Hands the lease over to a process that waits for it, or frees it.
     async fn end_without_loader(self, lease: Option<Lease>, hops: u8, vanished: bool) {
         if let Some(lease) = lease
             && lease.hand_over(hops).await
@@ -317,29 +320,28 @@ pub(crate) struct FlightTask {
     pub(crate) rejected: Option<Arc<StoredEntry>>,
     /// The rest of the first caller's budget.
     pub(crate) budget: Budget,
-    /// The chain of loads inside which the first caller waits for this one.
+    /// The chain of loads inside which the first caller waits for this flight's load.
     pub(crate) within: Option<Arc<LoadScope>>,
     /// The span of the first caller.
     pub(crate) span: Span,
-    /// The load that its callers wait for, if spans are enabled.
+    /// The load that the flight's callers wait for, if spans are enabled.
     pub(crate) waits_for: Option<FlightId>,
     /// This flight's attempt in the call for several keys, if its first caller made one.
     pub(crate) batch: Option<Attempt>,
-    /// For how long the origin asked to be left alone by the answer to the load.
+    /// For how long the origin, in its answer to the load, asked to be left alone.
     pub(super) rest: Duration,
-    /// The slot of a caller that does not wait. Held here, because dropping a slot drops its loader.
+    /// For a refresh: the slot of its caller, which does not wait. Held here, because dropping a slot drops its loader.
     pub(crate) _unattended: Option<FlightWaiter>,
 }
 
-/// What a load has of a bound on loads, until it is dropped: a permit, or a slot among the loads without the store. Shared with the other
-/// flights of the round.
+/// A load's permit, or its slot among the loads without the store, held until this is dropped. Shared with the other flights of the round.
 struct LoadPermit {
     share: Arc<BatchShare>,
     id: LoadPermitId,
 }
 
 impl LoadPermit {
-    /// Ends a load that ended so. The last load of a round gives the permit back.
+    /// Called when a load has ended with this result. The last load of a round gives the permit back, with its own result.
     fn end(self, end: LoadEnd) {
         let share = Arc::into_inner(self.share);
         if let Some(Ok(Some(permit))) = share.and_then(|share| share.permit.into_inner()) {
@@ -369,7 +371,7 @@ impl FlightTask {
     /// The task of the flight that this caller leads.
     pub(super) fn new(caller: &CallState<'_>, flight: FlightKey, leader: Leader) -> Self {
         let Call { state, policy, .. } = caller.call;
-        // Called even if there are no tags: a caller with another policy may have joined already.
+        // Recorded even if there are no tags: a caller with another policy may have joined already.
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         leader.checks(tags.iter().map(|tag| tag.name().into()).collect());
         Self {
@@ -389,8 +391,8 @@ impl FlightTask {
     }
 
     /// Runs one loader in a separate task, so that neither its panic nor its blocking affects the lease, and renews the lease
-    /// meanwhile. `lease` is `None` afterwards if it was lost or handed over. Returns the result, and how long the load took; the failure
-    /// if the loader panicked, or its runtime dropped it.
+    /// meanwhile. `lease` is `None` afterwards if it was lost or handed over. Returns the result, and how long the load took; `Err` with
+    /// the failure if the loader panicked or its runtime dropped it.
     async fn load(
         &mut self,
         loader: Loader,
@@ -408,7 +410,7 @@ impl FlightTask {
             || *flight.get_or_insert_with(|| lease.as_ref().map_or_else(FlightId::random, Lease::flight));
         let load_span = self.state.spans.load(&span, &self.flight.key, &mut identity);
         self.waits_for = self.state.spans.are_enabled().then(identity);
-        // Callers that give up before the load ends know what they waited for.
+        // Recorded now, so that callers that give up before the load ends know what they waited for.
         self.note_waits();
         let delivery = Delivery::to_waiters(self.leader.flight(), self.waits_for);
         let input = LoadInput { mode, previous, deadline: end, lost, delivery };
@@ -480,7 +482,7 @@ impl FlightTask {
         }
     }
 
-    /// Waits for a permit while callers wait for the load.
+    /// Waits for a permit as long as callers wait for the load.
     async fn admit_when_due(
         &self,
         limit: &LoadLimitSettings,
@@ -503,8 +505,8 @@ impl FlightTask {
         }
     }
 
-    /// Counts the callers that wait for this load. A load of several keys goes on when the callers of one of them have left, and so does
-    /// one whose loader was taken from its caller already.
+    /// Counts the callers that wait for this load. At least one is counted for a load of several keys, which goes on when the callers of
+    /// one key have left, and for a load whose loader was already taken from its caller.
     fn callers(&self, has_loader: bool) -> Callers {
         let waiters = self.leader.flight();
         let (is_refresh, is_batch) = (self.flight.mode == LoadMode::BackgroundRefresh, self.batch.is_some());
@@ -515,7 +517,7 @@ impl FlightTask {
         })
     }
 
-    /// If this flight belongs to a call for many keys and `sends` commands, waits for its turn.
+    /// If this flight belongs to a call for many keys and `sends` commands now, waits for its turn to send them.
     pub(super) async fn batch_turn(&self, sends: bool) -> Option<Turn> {
         if !sends || self.batch.is_none() {
             return None;
@@ -525,13 +527,13 @@ impl FlightTask {
         timeout(self.policy.lease / 3, turn).await.ok()?
     }
 
-    /// The slot and permit that all flights of this flight's round share, or its own if it is in no batch.
+    /// The slot and permit that all flights of this flight's round share; a new share for this flight alone if it is in no batch.
     pub(super) fn share(&self) -> Arc<BatchShare> {
         self.batch.as_ref().map(Attempt::share).unwrap_or_default()
     }
 
     /// Renews the lease while `work` runs; returns `None` if `work` is not done at `end`. `lease` is `None` afterwards if it was
-    /// lost or handed over; only a loss is sent on `losing`.
+    /// lost or handed over; `losing` is set only if it was lost.
     async fn renewing<T>(
         &self,
         lease: &mut Option<Lease>,
@@ -553,7 +555,7 @@ impl FlightTask {
                 done = &mut work => return Some(done),
                 () = sleep_until(end) => return None,
                 event = lease_event => {
-                    // Callers that joined before still get the value. Later callers must not: it may be older than an
+                    // Callers that joined before still get the value. Later callers must not: the value may be older than an
                     // invalidation.
                     self.leader.detach();
                     in_doubt = event == LeaseEvent::Invalidated;
@@ -572,15 +574,15 @@ impl FlightTask {
         }
     }
 
-    /// Whether the first caller waits for this load inside another load that already holds this permit.
+    /// Whether the first caller waits for this load inside another load that already holds this permit, so that no further one is needed.
     fn holds(&self, permit: &LoadPermitId) -> bool {
         let holds = |loading: &Arc<LoadScope>| loading.holds(permit);
         self.within.as_ref().is_some_and(holds) && self.leader.is_awaited_by_first()
     }
 }
 
-/// Makes the callers that came after `current` join again. The flight's outcome was current at that moment and may have changed
-/// since, and such a caller may know of the change. It joins again only once: the next load begins after it came.
+/// Makes the callers that came after `current` join again. The flight's outcome was current at that moment; the resource may have changed
+/// since, and such a caller may know of the change. It joins again only once, because the next load begins after it came.
 pub(crate) fn let_go_since(leader: &Leader, current: SentAt) {
     leader.leave_if(&FlightOutcome::Invalidated, |loader| loader.came.is_after(current));
 }

@@ -25,22 +25,22 @@ pub(crate) struct Lease {
     pub(super) token: Token,
     pub(super) watch: LeaseWatch,
     pub(super) ttl: Duration,
-    /// How many loads of this wave have vanished.
+    /// How many loads have vanished under this lease, in all processes that it was handed to.
     pub(super) takeovers: u8,
-    /// The counters for the end of this lease.
+    /// The counters of the policy, for a refused commit.
     pub(super) counters: Arc<PolicyCounters>,
     /// When the lease was granted, if this flight waited for another holder before.
     pub(super) waited_until: Option<Instant>,
-    /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that, so a caller
-    /// that arrived later may know of it.
+    /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that moment, so a
+    /// caller that arrived after it may know of the invalidation.
     pub(super) confirmed: Mutex<SentAt>,
     pub(super) _held: Tracked,
 }
 
-/// An event that ends the undisturbed hold of a lease.
+/// Why [`Lease::keep`] has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseEvent {
-    /// The key was invalidated. The message may be late and concern the lease before this one; the next renewal shows that.
+    /// The key was invalidated. The message may be late and concern an earlier lease; the next renewal shows whether this lease is held.
     Invalidated,
     /// The token no longer holds the lease.
     Lost,
@@ -59,8 +59,8 @@ impl Lease {
         *lock(&self.confirmed)
     }
 
-    /// Renews the lease at each third of its TTL, until an event ends the undisturbed hold. A renewal reaches at most to the
-    /// load's `end` plus the time for a commit. With `now`, begins with a renewal.
+    /// Renews the lease at each third of its TTL, until one of the [`LeaseEvent`]s occurs. A renewal extends the lease at most to
+    /// the load's `end` plus the time for a commit. With `now`, begins with a renewal.
     pub(crate) async fn keep(&self, end: Instant, now: bool) -> LeaseEvent {
         tokio::select! {
             biased;
@@ -98,7 +98,7 @@ impl Lease {
             match self.state.store.renew(&self.key, &self.token, ttl, period).await {
                 Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = sent_at,
                 Ok(TokenCheck::Lost) => return LeaseEvent::Lost,
-                // The lease may still be held: the next renewal shows that, and the commit decides.
+                // The lease may still be held: the next renewal shows whether it is, and in the end the commit.
                 Err(_) => self.state.count(GuardCount::store_errors),
             }
         }
@@ -107,7 +107,7 @@ impl Lease {
     /// Step 7: stores the entry and wakes all waiting processes. `None` if the store did not answer.
     pub(crate) async fn commit(self, entry: Bytes, keep: Duration) -> Option<TokenCheck> {
         // The time limit is the lease's TTL, because a large value on a slow connection may take longer than a look-up. The
-        // flight has its own bound on waiting for this.
+        // flight has another bound on its wait for the commit.
         let done = self.state.store.commit(&self.key, &self.token, entry, keep, self.ttl).await;
         if matches!(done, Ok(TokenCheck::Lost | TokenCheck::ForeignData)) {
             self.counters.add(Count::commits_refused);
@@ -175,8 +175,8 @@ pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
     }
 }
 
-/// Releases a lease that this node may hold without knowing it. Retries until the lease must have expired by itself, however
-/// late it was granted. Until then `held` counts it as held or as possibly held.
+/// Releases a lease that this node may hold without knowing it. Retries until the store has confirmed the release, at most until the
+/// lease must have expired by itself, however late it was granted. Until then `held` counts it as held or as possibly held.
 pub(super) fn release_later(state: Arc<GuardState>, key: Key, token: Token, lease: Duration, held: Tracked) {
     tokio::spawn(async move {
         let _held = held;

@@ -23,9 +23,9 @@ use crate::value::{EntryReader, StoredEntry};
 
 /// The result of step 2.
 pub(crate) enum Lookup<'a, V> {
-    /// Step 8 from this process's memory.
+    /// A copy in this process's memory has the value: step 8 follows.
     LocalHit(V),
-    /// Step 8 from the store. If a background load is due, `refresh` takes the caller's loader.
+    /// The store has the value: step 8 follows. If a background load is due, `refresh` takes the caller's loader.
     Hit { value: V, stale: bool, refresh: Option<Box<CallState<'a>>> },
     /// There is nothing to serve: the caller needs its loader.
     Miss(CallState<'a>),
@@ -44,7 +44,8 @@ impl<V> Lookup<'_, V> {
     }
 }
 
-/// Step 2: looks for a value to serve. Skips the look-up if the key has a flight to join.
+/// Step 2: looks for a value to serve. Sends no read to the store if a local copy can be served, if the key has a flight to join, or
+/// after a shutdown.
 ///
 /// # Cancel safety
 ///
@@ -58,7 +59,7 @@ pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Look
     caller.after_read(read, reader)
 }
 
-/// A caller that needs a read, or its answer without one.
+/// `Continue` with a caller that needs a read, or `Break` with the answer of a caller that needs none.
 type BeforeRead<'a, A> = ControlFlow<A, CallState<'a>>;
 
 /// The part of step 2 before the read.
@@ -72,13 +73,13 @@ fn before_read<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> BeforeRead<'a,
         Err(due_early) => due_early,
     };
     let caller = CallState { due_early, ..CallState::new(call) };
-    // After a shutdown, look-ups are no longer sent to the store.
+    // After a shutdown no look-up is sent to the store any more.
     let joins_at_once = state.is_closed()
         || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased));
     if joins_at_once { ControlFlow::Break(Lookup::Miss(caller)) } else { ControlFlow::Continue(caller) }
 }
 
-/// Step 2 for a caller that loads whatever is stored.
+/// Step 2 for a caller that loads a new value, whatever is stored. The entry is read, but never served.
 ///
 /// # Cancel safety
 ///
@@ -214,7 +215,8 @@ impl<'a> CallState<'a> {
         Lookup::Miss(self)
     }
 
-    /// Whether an entry that is served should be loaded anew.
+    /// Whether an entry that is served is to be loaded anew in the background: it is stale or due for an early refresh, and no recent
+    /// refresh of it runs.
     fn is_refresh_due(&self, freshness: Freshness, entry: &Entry, now: u64) -> bool {
         let Call { state, policy, .. } = self.call;
         let is_due = match freshness {
@@ -230,7 +232,7 @@ impl<'a> CallState<'a> {
     }
 }
 
-/// Step 2 for the calls of one caller, which have the same guard and policy; in their order.
+/// Step 2 for the calls of one caller, which have the same guard and policy. Returns the look-ups in the order of the calls.
 ///
 /// # Cancel safety
 ///
@@ -276,7 +278,7 @@ pub(crate) async fn peek_many<'a, R: EntryReader>(
     peeked.collect()
 }
 
-/// Reads for those callers that need a read, in their order. All have one guard and policy.
+/// Reads for the callers that need a read, and returns the reads in the order of these callers. All have one guard and policy.
 async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
     let mut keys = Vec::with_capacity(callers.len());
     let mut terms = None;
@@ -318,8 +320,8 @@ fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Va
     }
 }
 
-/// A hit from memory on the fast path: no key and no future is made. Finds less than a look-up does: nothing inside a load, and nothing
-/// under policies whose copies need more checks.
+/// A hit from memory on the fast path, which makes no key and no future. Finds less than a look-up does: nothing inside a load, and
+/// nothing under policies whose copies need more checks (tags, early refreshes, trials).
 #[inline]
 pub(crate) fn hit_at_once<R: EntryReader>(
     state: &GuardState,
@@ -337,7 +339,7 @@ pub(crate) fn hit_at_once<R: EntryReader>(
     Some(value)
 }
 
-/// As [`hit_at_once`], for a caller that has its key already and counts the hit itself.
+/// Like [`hit_at_once`], for a caller that already has its key and counts the hit itself.
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
     let may_hit = may_hit_at_once(call.policy) && !call.policy.has_tags(call.key);
@@ -373,7 +375,7 @@ fn decide<R: EntryReader>(
     reader.open(entry, now, shared).ok_or(None)
 }
 
-/// Whether the copy was checked for all tags of this caller's policy. It was checked for those of the policy that it was read under.
+/// Whether the copy was checked for all tags of this caller's policy. It was checked for the tags of the policy that it was read under.
 #[inline]
 fn has_checked_tags(call: Call<'_>, copy: &StoredEntry) -> bool {
     call.tag_keys().iter().all(|tag| copy.checked.contains(tag))

@@ -28,13 +28,13 @@ const ROUNDS: usize = 6;
 
 /// The answer to a caller with a loader; `A` is the answer of its own load.
 pub(crate) enum MissOutcome<V, A> {
-    /// Step 8 from another caller's load, with this caller's own unused loader.
+    /// Another caller's load has the value: step 8 follows. With this caller's own unused loader.
     Coalesced(V, Loader),
-    /// Step 8 with an older value, because the load failed or takes long; with the loader if it was not used.
+    /// An older value is served, because the load failed or takes long. With this caller's own loader if it was not used.
     Stale(V, Option<Loader>),
-    /// This caller's own loader was used: its answer, and the value that the flight ended with, if it has ended with one.
+    /// This caller's own loader was used: the answer of that load, and the value that the flight ended with, if it has ended with one.
     Led(A, Option<Entry>),
-    /// No value.
+    /// There is no value, for this reason.
     Failed(Failure),
     /// No flight has a value for this caller. It must now run its loader alone: without the lease, and for itself only.
     Alone(Loader),
@@ -59,7 +59,7 @@ struct FlightEnd {
     own: Option<Loader>,
 }
 
-/// The caller's answer; `Err` is the outcome of the flight that has used its loader, which thus has its answer.
+/// The caller's answer. `Err`: the flight has used the caller's loader, so the answer comes from there; with the flight's outcome.
 type Answered<V, A> = Result<MissOutcome<V, A>, FlightOutcome>;
 
 /// The caller's answer, or how it goes on.
@@ -129,11 +129,11 @@ impl CallState<'_> {
             && !leads
             && let Some(own) = waiter.take_loader()
         {
-            // Callers do not queue for a resource that was uncacheable; one flight at a time finds out whether it
-            // still is.
+            // Callers do not queue for a resource that was uncacheable; one flight at a time finds out whether the
+            // resource still is.
             return done(MissOutcome::Alone(own));
         }
-        // If the flight has to wait, it makes the span for the caller that began it.
+        // The caller that began the flight needs no span here: the flight makes one for it once it has to wait.
         let spans = &self.call.state.spans;
         let span = if leads { Span::none() } else { spans.wait(&Span::current(), self.call.key) };
         let ending = self.await_ending(&mut waiter, leads || self.mode == LoadMode::Unleased);
@@ -169,7 +169,7 @@ impl CallState<'_> {
         ControlFlow::Continue(FlightEnd { outcome, accepts, own })
     }
 
-    /// The answer from a flight's outcome, or the caller's loader, to join again.
+    /// The caller's answer from a flight's outcome; `Continue` with the caller's loader if the caller must join again.
     async fn after_flight<R: EntryReader, A>(
         &mut self,
         reader: &R,
@@ -240,7 +240,7 @@ impl CallState<'_> {
         }
     }
 
-    /// Step 2 again.
+    /// Makes the look-up of step 2 again.
     async fn look_again<R: EntryReader, A>(
         &mut self,
         reader: &R,
@@ -263,8 +263,8 @@ impl CallState<'_> {
     }
 }
 
-/// Records the wait for another caller's load, whatever its outcome is. (If the waiter's own loader is used in the end, its wait
-/// is recorded when that load begins.)
+/// Records how long a caller has waited for another caller's load, whatever the outcome of the load is. (If the waiter's own loader is
+/// used in the end, the wait is recorded when its own load begins.)
 fn waited(policy: &Policy, joined_at: Instant, leads: bool, outcome: &FlightOutcome) {
     if !(leads && outcome.is_refusal()) {
         policy.waited(joined_at.elapsed());
@@ -280,7 +280,7 @@ fn failed<V, A>(failure: Failure, stand_in: Option<V>, loader: Loader) -> MissOu
 }
 
 impl CallState<'_> {
-    /// Step 3, with this caller's attempt in its batch: a waiter rests.
+    /// Step 3, with this caller's attempt in its batch: the attempt rests if the caller waits for another caller's flight.
     fn join_in_batch(&mut self, loader: Loader) -> Result<(FlightWaiter, bool), NoCapacity> {
         if let Some(attempt) = &mut self.batch {
             attempt.again();
@@ -319,7 +319,7 @@ impl CallState<'_> {
         }
     }
 
-    /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that it
+    /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that the flight
     /// began under, and the entry's. A caller whose policy has another tag may know of an invalidation of that tag; the flight does not.
     /// And a flight may have waited so long for a stored value that the value's stale windows ended before this caller came.
     fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
@@ -377,7 +377,8 @@ enum NoCapacity {
 }
 
 impl CallState<'_> {
-    /// Called when the limit on waiters or flights is reached. Returns a stale value if there is one, else what the policy says.
+    /// Called when the limit on waiters or flights is reached. Returns a stale value if there is one; otherwise the caller loads alone or
+    /// fails, as the policy says.
     async fn overloaded<R: EntryReader, A>(
         &self,
         reader: &R,
@@ -434,8 +435,8 @@ fn turned_away<V, A>(key: &Key, text: &str) -> MissOutcome<V, A> {
 }
 
 impl CallState<'_> {
-    /// Steps 3 to 7 without a waiter: one load in the fleet, or none if another process is refreshing.
-    /// `early` if the value is still fresh.
+    /// Steps 3 to 7 for a refresh that no caller waits for: one load in the fleet, or none if another process is refreshing.
+    /// `early`: the value that was served is still fresh.
     pub(crate) fn refresh(self, loader: Loader, early: bool) {
         let Call { state, policy, .. } = self.call;
         let flight = self.flight(LoadMode::BackgroundRefresh);

@@ -48,9 +48,9 @@ use crate::value::{EntryReader, ForcedReader};
 /// The loader's end of a typed caller's [`OwnAnswer`].
 pub(crate) type OwnResult<T, E> = OwnSender<Result<T, LoadError<E>>>;
 
-/// Steps 2 to 8 for a caller with a loader. Returns also how the caller was answered. The loader is boxed only if it is needed. `own`
-/// converts the value of the caller's own load, with the entry that was made from it, to the caller's value. `audits`: a hit is to be
-/// audited.
+/// Steps 2 to 8 for a caller with a loader. Also returns how the caller was answered. The loader is boxed only if it is needed. `own`
+/// converts the value of the caller's own load, with the entry that was made from it, to the caller's value. With `audits`, a fresh hit
+/// is audited.
 pub(crate) async fn answer<T, E: Send + Sync + 'static, R: EntryReader>(
     call: Call<'_>,
     (reader, audits): (&R, bool),
@@ -107,8 +107,8 @@ pub(crate) async fn answer_lookup<T, E: Send + Sync + 'static, R: EntryReader>(
 }
 
 /// Steps 2 to 8 for a caller that loads whatever is stored: step 2 reads the entry, but never serves it. Where the caller
-/// [passes by](passes_by), it waits for no other caller; its load is stored if the lease is free. The flag says whether the store
-/// did not answer the look-up. The caller counts the outcome.
+/// [passes by](passes_by), it waits for no other caller; its load is stored if the lease is free. The flag is true if the look-up
+/// failed. This function does not count the outcome; its caller does.
 pub(crate) async fn reload<T, E: Send + Sync + 'static, R: EntryReader>(
     call: Call<'_>,
     reader: R,
@@ -132,7 +132,7 @@ pub(crate) async fn reload<T, E: Send + Sync + 'static, R: EntryReader>(
 }
 
 impl Call<'_> {
-    /// Step 8 for a caller with a loader. `answer` is that of its own load.
+    /// Step 8 for a caller with a loader. `answer` receives the result of its own load.
     async fn conclude<V, T, E: Send + Sync + 'static>(
         self,
         loaded: MissOutcome<V, Result<T, LoadError<E>>>,

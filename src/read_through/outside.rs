@@ -48,7 +48,7 @@ fn run_outside_flight(
     LoadScope::scope(state.store.store_id(), key, None, within, async move { run(input).await.settle() })
 }
 
-/// How a load outside the flights ended: with a panic, or, if `None`, not within `load_timeout`.
+/// How a load outside the flights ended: with a result or a panic; `None` if not within `load_timeout`.
 type OutsideEnd<T> = Option<Result<T, Box<dyn Any + Send>>>;
 
 async fn within_load_timeout<T>(policy: &Policy, load: impl Future<Output = T>) -> OutsideEnd<T> {
@@ -84,7 +84,7 @@ pub(crate) async fn run_alone<A>(
     Ok(own.take().ok_or(failure))
 }
 
-/// How long a caller's load waits for the guard's look-up and lease: some round trips to a store nearby.
+/// How long a caller's load waits at most for the guard's look-up and lease: some round trips to a store nearby.
 const LONGEST_DELAY: Duration = Duration::from_millis(20);
 
 /// Runs the caller's own load in the caller's task. Returns the failure for the case that the loader has left no result.
@@ -113,7 +113,7 @@ pub(crate) async fn shadow(call: Call<'_>, loader: Loader) -> Failure {
     }
 }
 
-/// Starts the load of a caller on trial: when it is used or dropped.
+/// The guard's hold on the load of a caller on trial. That load starts when this is used or dropped.
 struct OwnLoad(oneshot::Sender<oneshot::Sender<LoadResult>>);
 
 impl OwnLoad {
@@ -124,7 +124,7 @@ impl OwnLoad {
         loaded.await.ok()
     }
 
-    /// The guard's loader. If this caller's load cannot be used, another caller loads. `led` is notified that the loader was used.
+    /// The guard's loader. If this caller's load cannot be used, the next waiter loads. `led` is notified when the loader is used.
     fn into_loader(self, led: OwnSender<()>) -> Loader {
         loader_of(led, async { self.begin().await.unwrap_or(LoadResult::OnlyForCaller) })
     }
@@ -211,7 +211,7 @@ impl Audit {
         Some(Self { state: Arc::clone(state), policy: Arc::clone(policy), key: key.clone(), _turn: turn })
     }
 
-    /// Audits a loader's value in the background.
+    /// Audits in the background: runs the loader, and compares its value with the value that the guard serves.
     pub(crate) fn of_loader(self, loader: Loader) {
         let call = Call { state: &self.state, policy: &self.policy, key: &self.key };
         // The result is encoded as for other callers, and not stored.
@@ -222,7 +222,8 @@ impl Audit {
         self.spawn(load, |policy, served, (encoding, payload)| is_same(policy, served, *encoding, payload));
     }
 
-    /// Audits in the background. `load` returns `None` if it failed; `is_same` returns `None` if the values cannot be compared.
+    /// Audits the value of `load` in the background. `load` returns `None` if it failed; `is_same` returns `None` if the values cannot be
+    /// compared.
     pub(crate) fn spawn<L: Send + Sync + 'static>(
         self,
         load: impl Future<Output = Option<L>> + Send + 'static,
@@ -242,13 +243,13 @@ impl Audit {
         is_same: impl Fn(&Policy, &Entry, &L) -> Option<bool> + Send + Sync,
     ) {
         let Self { state, policy, key, .. } = &self;
-        // The value has just expired: there is nothing to compare.
+        // The value has just expired, or the store does not answer: there is nothing to compare.
         let Some(served) = self.served().await else { return };
         let permit = match policy.load_limit() {
             Some(limit) => admit(state, policy, &limit, key, Box::new(|| None)).await,
             None => Admitted::Yes(None),
         };
-        // The origin is overloaded, or no permit can be requested: callers come first.
+        // The origin is overloaded, or no permit can be requested. The audit is skipped, because callers come first.
         let Admitted::Yes(permit) = permit else { return };
         policy.count(Count::loads);
         let (loaded, _) = observe::timed(&policy.counters, within_load_timeout(policy, load)).await;

@@ -25,7 +25,7 @@ use crate::policy::{LoadLimitSettings, OnOverload, OnStoreDown, Policy};
 
 /// How long a fixed limit's semaphore outlives the last load.
 const IDLE: Duration = Duration::from_secs(60);
-/// An adaptive limit is retained for longer: it would have to find its number again.
+/// How long an adaptive limit's semaphore outlives the last load. Longer than [`IDLE`], because a new one has to find its limit again.
 const LEARNT_FOR: Duration = Duration::from_secs(600);
 
 /// The result of asking for a permit.
@@ -34,7 +34,7 @@ pub(crate) enum Admitted {
     Yes(Option<GrantedPermit>),
     /// The load may begin if it gets one of the process's slots for loads without the store.
     WithoutStore,
-    /// All callers have left.
+    /// All callers of the load have left.
     Left,
     No(Failure),
 }
@@ -51,7 +51,7 @@ pub(crate) async fn admit(
     let queue = state.load_queues.of(&limit.name);
     let (ticket, admission) = queue.wait(callers);
     request_permits(state, policy, limit, &queue);
-    // The first command has its time in any case: a permit may be free.
+    // Even if `permit_timeout` is shorter, the wait has the time of one command: a permit may be free.
     let started = Instant::now();
     let admission = timeout(policy.permit_timeout.max(policy.command_timeout), admission).await;
     drop(ticket);
@@ -61,7 +61,7 @@ pub(crate) async fn admit(
             state.logs.permit.is_over();
             Admitted::Yes(Some(permit))
         }
-        // Remaining loads run outside the protocol.
+        // The guard is shut down: remaining loads run outside the protocol.
         Ok(Ok(Admission::Closed) | Err(_)) => Admitted::Yes(None),
         Ok(Ok(Admission::Left)) => {
             policy.count(Count::loads_left);

@@ -39,14 +39,14 @@ fn runtime() -> Option<Id> {
 }
 
 impl<'a> CallState<'a> {
-    /// The read of a caller that needs none if there is a flight to join.
+    /// Reads for a caller that needs no read if there is a flight to join.
     pub(super) async fn read(&mut self) -> ReadResult {
         let (read, solo_read) = self.read_past(false).await;
         self.solo_read = solo_read;
         read
     }
 
-    /// The read of a caller that needs the stored entry even during a load.
+    /// Reads for a caller that needs the stored entry even during a load.
     pub(super) async fn read_anyway(&mut self) -> ReadResult {
         let (read, _solo_read) = self.read_past(true).await;
         match (read, self.budget.next()) {
@@ -59,7 +59,7 @@ impl<'a> CallState<'a> {
         }
     }
 
-    /// Waits for the turn of a look-up. The wait costs no budget.
+    /// Waits for the turn of this caller's look-up. The wait costs no budget.
     async fn look_up_turn(&mut self) -> Option<Turn> {
         let sent_at = Instant::now();
         let Call { state, key, .. } = self.call;
@@ -68,7 +68,8 @@ impl<'a> CallState<'a> {
         turn
     }
 
-    /// Callers that look up a key at the same moment share a read. With `flights`, reads even if there is a flight to join.
+    /// Reads the entry. Callers that look up a key at the same moment share a read. With `flights`, a shared read is made even if there is
+    /// a flight to join.
     async fn read_past(&mut self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
         let Call { state, policy, .. } = self.call;
         let Some(within) = self.budget.next() else {
@@ -77,7 +78,7 @@ impl<'a> CallState<'a> {
         let tags = self.call.tag_keys();
         let entry_read = EntryRead::of(self.call, &tags, within);
         if state.store.answers_at_once() {
-            // The read does not suspend: a task that only reads must let other tasks run.
+            // The read does not suspend, so a task that only reads would never let other tasks run without this.
             consume_budget().await;
             return (entry_read.read().await, None);
         }
@@ -137,8 +138,8 @@ impl<'a, 't> EntryRead<'a, 't> {
         Self { state, key, tags, keeps: !policy.local_for.is_zero(), within }
     }
 
-    /// Lets the caller read by itself. Otherwise queues it and returns its queued read, and whether the task that reads for the queue may
-    /// be in another runtime.
+    /// Lets the caller read by itself if no read of the key is on its way. Otherwise queues it, and returns its queued read and whether the
+    /// task that reads for the queue may be in another runtime.
     ///
     /// Not async, because its locals would enlarge the future of every hit.
     fn enter(self, past_flights: bool) -> Result<SoloRead<'a>, (QueuedRead<SharedReadResult>, bool)> {
@@ -200,14 +201,15 @@ impl<'a, 't> EntryRead<'a, 't> {
         read_result(self.state, self.read_checked(&mut None).await).map(Found::Own)
     }
 
-    /// As [`read`](Self::read), for callers that share the read.
+    /// Like [`read`](Self::read), for callers that share the read.
     async fn read_shared(self) -> SharedReadResult {
         let mut ticket = self.ticket();
         let read = self.read_checked(&mut ticket).await;
         self.shared(read, ticket)
     }
 
-    /// Taken before the read is sent: a change that is announced from here on voids the ticket.
+    /// The ticket for a local copy, if one is to be kept. Call this before the read is sent: a change that is announced from here on voids
+    /// the ticket.
     fn ticket(self) -> Option<Ticket> {
         self.keeps.then(|| self.state.local.ticket(self.key, self.tags))
     }
@@ -241,8 +243,8 @@ impl<'a, 't> EntryRead<'a, 't> {
         self.checked(raw, &ids, servable, ticket).await
     }
 
-    /// As [`read_checked`](Self::read_checked), for the bytes of a read and the `ids` of the tags, which it has read too. `servable` was
-    /// computed before the read was sent.
+    /// The second half of [`read_checked`](Self::read_checked): checks the bytes of a read. `ids` are the ids of the tags, from the same
+    /// read; `servable` was computed before the read was sent.
     async fn checked(
         self,
         raw: Option<Bytes>,
@@ -260,11 +262,11 @@ impl<'a, 't> EntryRead<'a, 't> {
         }
     }
 
-    /// As [`read_shared`](Self::read_shared), for many keys of one server by one command.
+    /// Like [`read_shared`](Self::read_shared), for many keys of one server by one command.
     async fn read_chunk(self, keys: &'a [Key]) -> StoreResult<Vec<ReadResult>> {
         let Self { state, tags, within, .. } = self;
         let reads = keys.iter().map(|key| Self { key, ..self });
-        // Each ticket, then what may be served, and both before the read is sent.
+        // For each key the ticket is taken first, then `servable` is computed; both before the read is sent.
         let terms: Vec<_> =
             reads.map(|read| (read, read.ticket(), state.retained.servable(read.key, tags))).collect();
         let (entries, ids) = state.store.look_up_tagged(keys, tags, within).await?;
@@ -360,7 +362,7 @@ fn read_result(state: &GuardState, read: StoreResult<Option<Content>>) -> ReadRe
 }
 
 /// Reads many entries for one caller, in the order of their keys: by as few commands as the bounds on keys and on the reply allow, or by
-/// one command each where keys are on several servers. At most [`MOST_KEYS`] of the latter run at once, so that none waits for long
+/// one command for each key where keys are on several servers. At most [`MOST_KEYS`] commands run at once, so that none waits for long
 /// behind the others.
 pub(super) async fn read_many(
     state: &Arc<GuardState>,
@@ -372,7 +374,7 @@ pub(super) async fn read_many(
     let has_path = || keys.iter().any(|key| policy.path_tag(&state.namespace, key).is_some());
     let call = |key| Call { state, policy, key };
     if state.store.is_spread() || state.store.answers_at_once() || has_path() {
-        // The reads may not suspend: a task that only reads must let other tasks run.
+        // The reads may never suspend, so a task that only reads might never let other tasks run without this.
         consume_budget().await;
         let tags: Vec<_> = keys.iter().map(|key| call(key).tag_keys()).collect();
         let reads = keys.iter().zip(&tags).map(|(key, tags)| EntryRead::of(call(key), tags, within).read());
@@ -381,7 +383,8 @@ pub(super) async fn read_many(
     let tags = call(first).tag_keys();
     let most = (LONGEST_REPLY / policy.max_body.max(1)).clamp(1, MOST_KEYS);
     let (read, mut reads) = (EntryRead::of(call(first), &tags, within), Vec::with_capacity(keys.len()));
-    // One after the other: each has a command's time limit for its bytes, and a store that does not answer costs that time only once.
+    // The chunks are read one after the other: each has a command's time limit for its bytes, and a store that does not answer costs that
+    // time only once.
     for chunk in keys.chunks(most) {
         match read.read_chunk(chunk).await {
             Ok(read) => reads.extend(read),
@@ -406,8 +409,8 @@ async fn read_for_queue(
 ) {
     let key = batch_reader.key().clone();
     let flight = FlightKey { key: key.clone(), mode: LoadMode::Leased };
-    // The lone read in front of the queue may find nothing and begin a flight, which the queued callers then join
-    // without a read.
+    // The caller of the lone read in front of the queue may find nothing and begin a flight, which the queued callers then
+    // join without a read.
     if timeout(within, batch_reader.first_ended()).await.is_err() {
         batch_reader.give_up_first();
     }

@@ -15,7 +15,7 @@ use crate::store::backend::{Backend, StoreSource};
 use crate::store::memory::MemoryStore;
 use crate::sync::lock;
 
-/// A store with injected faults: as often as you choose, when you choose, and with one seed the same way each time.
+/// A store with injected faults: as many as you choose, when you choose, and the same ones each time for one seed.
 ///
 /// Guards made from its clones coordinate like replicas on one Redis. A new store has no faults and answers at
 /// once.
@@ -124,7 +124,7 @@ impl<S> ChaosStore<S> {
         lock(&self.server.odds).set(fault, probability);
     }
 
-    /// `fault` strikes the next command, or message, that it can strike. After two calls, the next two.
+    /// `fault` strikes the next command, or message, that it can strike. After two calls it strikes the next two.
     ///
     /// # Examples
     ///
@@ -189,7 +189,7 @@ impl<S> ChaosStore<S> {
         *lock(&self.server.latency) = (least / 2, most.saturating_sub(least) / 2);
     }
 
-    /// How long the server takes for each command. It executes one after the other. Initially zero.
+    /// How long the server takes for each command. It executes one command after the other. Initially zero.
     ///
     /// # Examples
     ///
@@ -211,17 +211,17 @@ impl<S> ChaosStore<S> {
         lock(&self.server.queue).each = each;
     }
 
-    /// How many times `fault` has struck.
+    /// How many times `fault` has struck since this store was made.
     pub fn struck(&self, fault: Fault) -> u64 {
         lock(&self.server.odds).struck(fault)
     }
 
-    /// How many commands have arrived.
+    /// How many commands have arrived since this store was made.
     pub fn commands(&self) -> u64 {
         lock(&self.server.state).commands
     }
 
-    /// The same data without faults: for a guard that should see no faults, and to examine the stored data.
+    /// The store behind the faults, with the same data: for a guard that should see no faults, and to examine the stored data.
     pub fn store(&self) -> S
     where
         S: Clone,
@@ -302,7 +302,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Cuts it off: its commands neither arrive nor get an answer, and it receives no messages. Its guards report
+    /// Cuts the replica off: its commands neither arrive nor get an answer, and it receives no messages. Its guards report
     /// that: [`connect`](crate::StampedeGuard::connect) fails, [`health`](crate::StampedeGuard::health) has both
     /// connections down, and [`doctor`](crate::StampedeGuard::doctor) finds a problem. (The circuit breaker stays
     /// as it is, because a [`ChaosStore`] has none.)
@@ -310,7 +310,7 @@ impl Replica {
         self.condition.set(ReplicaState::Cut);
     }
 
-    /// Stops it, as `SIGSTOP` does: its commands and the messages to it wait until [`resume`](Self::resume). (Its
+    /// Stops the replica, as `SIGSTOP` does: its commands and the messages to it wait until [`resume`](Self::resume). (Its
     /// timers and loaders continue: have your loaders wait if that matters.)
     pub fn stop(&self) {
         self.condition.set(ReplicaState::Stopped);
@@ -325,18 +325,18 @@ impl Replica {
         }
     }
 
-    /// Moves it away from the store: each of its round trips takes this much longer than those of other replicas.
+    /// Moves the replica away from the store: each of its round trips takes this much longer than those of other replicas.
     pub fn move_away(&self, by: Duration) {
         self.condition.move_away(by);
     }
 
-    /// Kills it: the commands that it has sent arrive, and nothing else ever does. Calls on its guards that need
+    /// Kills the replica: the commands that it has sent arrive, and nothing else ever does. Calls on its guards that need
     /// the store do not return.
     pub fn kill(&self) {
         self.condition.set(ReplicaState::Dead);
     }
 
-    /// Sets whether messages to it get lost from now on. It never learns that it has missed some.
+    /// Sets whether messages to the replica get lost from now on. It never learns that it has missed some.
     #[cfg(test)]
     pub(crate) fn miss_messages(&self, misses: bool) {
         self.condition.miss_messages(misses);
@@ -347,7 +347,7 @@ impl Replica {
         self.condition.is(ReplicaState::Dead)
     }
 
-    /// Waits until it is not stopped; for ever if it is dead.
+    /// Waits until the replica is not stopped; for ever if it is dead.
     #[cfg(test)]
     pub(crate) async fn runs(&self) {
         self.condition.runs().await;

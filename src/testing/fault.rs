@@ -52,8 +52,8 @@ faults! {
     WakeLost "wake lost",
     /// A waiter receives a message twice, the second time up to a second later.
     WakeTwice "wake twice",
-    /// The waiters of a key receive a message about an event that did not happen, or those of a lock a message to
-    /// ask again. (A false grant of a lock is never sent: guards trust its sender.)
+    /// The waiters of a key receive a message about an event that did not happen, or the waiters of a lock a message to
+    /// ask again. (A false grant of a lock is never sent, because guards trust the sender of grants.)
     WakeForged "wake forged",
     /// A replica's subscription is lost, for up to a second. In half of the cases the replica does not notice.
     Unreachable "deaf",
@@ -63,15 +63,15 @@ faults! {
     EvictEntry "entry evicted",
     /// The registry of the nodes that keep local copies is evicted.
     EvictRegistry "registry evicted",
-    /// The log of the announcements to those nodes is evicted.
+    /// The log of the announcements to the nodes that keep local copies is evicted.
     EvictLog "log evicted",
-    /// Everything is flushed.
+    /// The store loses everything that it holds.
     Flush "flush",
     /// A failover to a server that lacks the latest writes, up to half a second of them.
     FailOver "failover",
     /// The store's clock jumps by up to an hour, to either side.
     ClockStep "clock step",
-    /// A write is refused: out of memory.
+    /// A write is refused because the server is out of memory.
     OutOfMemory "out of memory",
     /// Writes are refused for up to half a second: the server is no longer the primary.
     ReadOnly "read-only",
@@ -135,7 +135,7 @@ impl Odds {
         self.struck[fault as usize]
     }
 
-    /// Whether the fault strikes now.
+    /// Decides whether the fault strikes now, and counts the strike.
     pub(super) fn strikes(&mut self, fault: Fault) -> bool {
         let chance = self.chance[fault as usize];
         let due = self.due.iter().position(|due| *due == fault).map(|at| self.due.remove(at)).is_some();
@@ -151,7 +151,7 @@ impl Odds {
         self.struck[fault as usize] -= 1;
     }
 
-    /// A random time, with the precision of a microsecond.
+    /// A random time up to `most`, with the precision of a microsecond.
     pub(super) fn up_to(&mut self, most: Duration) -> Duration {
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
         // No random number is taken if there is only one result, so that a store without latency takes none.
@@ -178,9 +178,9 @@ pub(super) enum ReplicaState {
 pub(super) struct Condition {
     state: Mutex<ReplicaState>,
     changed: Notify,
-    /// How much longer half a round trip takes than for other replicas.
+    /// How much longer half a round trip of this replica takes than of other replicas.
     detour: Mutex<Duration>,
-    /// Messages to it get lost one by one, and its subscription stays as it is.
+    /// Whether messages to the replica get lost one by one, while its subscription stays as it is.
     misses_messages: AtomicBool,
 }
 
@@ -216,7 +216,7 @@ impl Condition {
         self.misses_messages.store(misses, Ordering::Relaxed);
     }
 
-    /// Waits until the replica can act: not at all unless it is stopped, for ever if it is dead.
+    /// Waits until the replica can act: returns at once unless it is stopped, and never if it is dead.
     pub(super) async fn runs(&self) {
         let runs = || !self.is(ReplicaState::Stopped) && !self.is(ReplicaState::Dead);
         until(&self.changed, runs).await;

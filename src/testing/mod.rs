@@ -88,7 +88,7 @@
 //! [`ChaosStore::new`] is no Redis. It has no connections, so no reconnections and no circuit breaker. Faults
 //! strike between the guard and a [`MemoryStore`](crate::MemoryStore), which keeps the same contract as the scripts
 //! on a server. Locks and tags are struck by the faults of the connection, and by refusals. Messages about locks
-//! get lost and are sent twice, and lock waiters are told to ask again without need; they never receive a false
+//! get lost and are sent twice, and lock waiters are notified to ask again without need; they never receive a false
 //! grant. Evictions, flushes, failovers and the clock affect entries and leases (a flush also affects tags).
 
 mod chaos;

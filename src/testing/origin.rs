@@ -49,7 +49,7 @@ struct OriginShared {
 #[derive(Default)]
 struct OriginState {
     by_key: HashMap<String, Resource>,
-    /// Of all keys together.
+    /// How many loads of all keys run now.
     running: u64,
     most_at_once: u64,
     takes: Duration,
@@ -62,9 +62,9 @@ struct Resource {
     loads: u64,
     running: u64,
     most_at_once: u64,
-    /// The next answers.
+    /// The answers to the next loads.
     script: VecDeque<Answer>,
-    /// The answer after the script's end.
+    /// The answer to loads after the end of the script.
     otherwise: Option<Answer>,
 }
 
@@ -75,15 +75,15 @@ pub enum Answer {
     /// The version that the resource had when the load began.
     #[default]
     Value,
-    /// As `Value`, but this much later than otherwise.
+    /// Like `Value`, but the load takes this much longer than otherwise.
     After(Duration),
-    /// As `Value`, but not to be stored; see [`Origin::load_with`].
+    /// Like `Value`, but not to be stored; see [`Origin::load_with`].
     DoNotStore,
     /// An error.
     Fail,
     /// A panic.
     Panic,
-    /// No answer, ever.
+    /// The load never ends.
     Hang,
 }
 
@@ -104,7 +104,7 @@ impl fmt::Display for OriginError {
 impl std::error::Error for OriginError {}
 
 impl Origin {
-    /// An origin without loads.
+    /// An origin without a script, which has counted no loads yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -167,7 +167,7 @@ impl Origin {
         self.shared.changed.notify_waiters();
     }
 
-    /// Changes the resource: increments its version and returns it. Time to invalidate.
+    /// Changes the resource: increments its version and returns the new version. Afterwards a service would invalidate the key.
     pub fn change(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| {
             resource.version += 1;
@@ -175,17 +175,17 @@ impl Origin {
         })
     }
 
-    /// The present version.
+    /// The present version of the resource.
     pub fn version(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| resource.version)
     }
 
-    /// How many loads of `key` have begun.
+    /// How many loads of `key` have begun since the origin was made.
     pub fn loads(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| resource.loads)
     }
 
-    /// How many loads have begun, of all keys together.
+    /// How many loads of all keys together have begun since the origin was made.
     pub fn total_loads(&self) -> u64 {
         lock(&self.shared.state).by_key.values().map(|resource| resource.loads).sum()
     }
@@ -195,7 +195,7 @@ impl Origin {
         self.resource(key, |resource| resource.running)
     }
 
-    /// The largest number of loads of `key` that ran at once.
+    /// The largest number of loads of `key` that have run at once since the origin was made.
     pub fn most_at_once(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| resource.most_at_once)
     }
@@ -255,20 +255,20 @@ impl Origin {
         self.answered(key.to_string()).await.map(|(version, _)| version)
     }
 
-    /// The same for [`StampedeGuard::load`](crate::StampedeGuard::load): with [`Answer::DoNotStore`] the
-    /// value goes to the waiters of the load and is not stored.
+    /// Like [`load`](Self::load), for a loader that [`StampedeGuard::load`](crate::StampedeGuard::load) calls: with
+    /// [`Answer::DoNotStore`] the value goes to the waiters of the load and is not stored.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// See [`load`](Self::load).
     ///
     /// # Panics
     ///
-    /// As [`load`](Self::load).
+    /// See [`load`](Self::load).
     ///
     /// # Cancel safety
     ///
-    /// As [`load`](Self::load).
+    /// See [`load`](Self::load).
     ///
     /// # Examples
     ///

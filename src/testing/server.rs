@@ -23,7 +23,7 @@ use crate::store::{
 };
 use crate::sync::lock;
 
-/// For how long the previous states of written keys are retained: the most that a failover can lose.
+/// For how long the states of keys before their writes are retained: a failover can undo the writes of at most this time.
 const LONGEST_LAG: Duration = Duration::from_millis(500);
 const LONGEST_READ_ONLY: Duration = Duration::from_millis(500);
 /// The longest delay of a message that is sent twice.
@@ -34,7 +34,7 @@ const LONGEST_STEP_MS: i64 = 3_600_000;
 pub(super) struct ChaosServer {
     far: Backing,
     pub(super) odds: Mutex<Odds>,
-    /// Half a round trip: the least, and the random addition.
+    /// The time of half a round trip: the least, and the most that is added by chance.
     pub(super) latency: Mutex<(Duration, Duration)>,
     pub(super) queue: Mutex<CommandQueue>,
     pub(super) state: Mutex<ServerState>,
@@ -61,7 +61,7 @@ pub(super) struct CommandQueue {
 pub(super) struct ServerState {
     /// The state of each written key and volume before the write, the oldest write first.
     journal: VecDeque<(Instant, Box<str>, Snapshot)>,
-    /// How many times all connections have broken.
+    /// How many times all connections have broken since the start.
     session: u64,
     read_only_until: Option<Instant>,
     ahead_ms: i64,
@@ -76,7 +76,7 @@ enum Snapshot {
 
 /// The client's end of a line, as the server sees it.
 pub(super) trait LineEnd: Send + Sync {
-    /// The condition of its replica: this very one belongs to that replica (compared by pointer).
+    /// The condition of the line's replica. All lines of a replica have the same `Arc`, so replicas are compared by pointer.
     fn condition(&self) -> &Arc<Condition>;
 
     /// Whether the token was minted at this end.
@@ -85,20 +85,20 @@ pub(super) trait LineEnd: Send + Sync {
     /// The waiters at this end.
     fn watches(&self) -> &LeaseWaiters;
 
-    /// Sends the waiters of this key a message over the line. For a grant, returns whether the line is its
-    /// receiver's.
+    /// Sends the waiters of this key a message over the line. For a grant, returns whether the grant's receiver is on
+    /// this line.
     fn notify(self: Arc<Self>, name: &str, hint: &Hint) -> bool;
 
     /// Whether the next message to a waiter for a lock arrives; if not, whether its sender believes that it was received.
     fn lock_message(&self) -> Result<(), bool>;
 
-    /// The subscription is restored: each waiter must ask, because it may have missed a message.
+    /// Called when the subscription is restored: each waiter must ask, because it may have missed a message.
     fn hear_again(&self);
 
-    /// The connection is restored after a cut.
+    /// Called when the connection is restored after a cut.
     fn reconnected(&self);
 
-    /// The connection of the messages about the volume was opened anew.
+    /// Called when the connection of the messages about the volume was opened anew.
     fn missed_announcements(&self);
 }
 
@@ -113,24 +113,24 @@ pub(crate) trait Witness: Send + Sync {
         run: &dyn Fn(EntryCommand) -> CommandAnswer,
     ) -> CommandAnswer;
 
-    /// A node's command has replaced the id of the tag of all keys.
+    /// Called when a node's command has replaced the id of the tag that all keys have.
     #[cfg(test)]
     fn tag_changed(&self, node: Uuid);
 
-    /// The store has lost everything.
+    /// Called when the store has lost everything.
     fn flushed(&self);
 
-    /// All writes after `to` are undone.
+    /// Called when all writes after `to` are undone.
     fn failed_over(&self, to: Instant);
 
-    /// A node's command about this key has ended, or was dropped, after this time.
+    /// Called when a node's command about this key has ended, or was dropped, after the time `took`.
     #[cfg(test)]
     fn answered(&self, node: Uuid, key: &Key, took: Duration, is_ok: bool);
 
-    /// The waiters of this key receive a message about an event that did not happen.
+    /// Called when the waiters of this key receive a message about an event that did not happen.
     fn forged(&self, name: &str);
 
-    /// The store's clock has jumped.
+    /// Called when the store's clock has jumped.
     fn stepped(&self);
 }
 
@@ -182,7 +182,7 @@ impl ChaosServer {
         lock(&self.lines).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// The replica with this condition was cut off, and is connected again.
+    /// Called when the replica with this condition was cut off and is connected again.
     pub(super) fn reconnected(&self, condition: &Arc<Condition>) {
         for line in self.lines() {
             if Arc::ptr_eq(line.condition(), condition) {
@@ -235,7 +235,7 @@ impl ChaosServer {
         }
     }
 
-    /// Executes a command.
+    /// Executes a command that has arrived, after the faults of the store have struck.
     pub(super) async fn arrive(
         &self,
         node: &Store,
@@ -253,7 +253,7 @@ impl ChaosServer {
             Command::Announce(announcement, _) => self.strike_volume(&announcement.volume),
             Command::RenewMembership(volume, renewal) => {
                 self.strike_volume(volume);
-                // A broken connection takes its marks with it.
+                // A mark of an earlier session is gone: it ended with its connection.
                 renewal.mark = renewal.mark.filter(|mark| mark.session == session);
             }
             _ => {}
@@ -393,7 +393,7 @@ impl ChaosServer {
         Ok(())
     }
 
-    /// Saves the state of a key or a volume before a write.
+    /// Saves the state of a key or a volume before a write, for a failover that undoes the write.
     fn note(&self, name: &str, snapshot: Snapshot) {
         let (now, mut state) = (Instant::now(), lock(&self.state));
         state.journal.push_back((now, name.into(), snapshot));

@@ -32,7 +32,7 @@ const CUT_OFF: &str = "the replica is cut off";
 
 const LONGEST_GHOST: Duration = Duration::from_secs(3);
 const LONGEST_MESSAGE_LOSS: Duration = Duration::from_secs(1);
-/// How long it may take to return a grant whose waiter has left.
+/// How long the command may take that gives back the grant of a waiter that has left.
 const GIVING_BACK: Duration = Duration::from_secs(1);
 
 /// One guard's connection to a chaos store, with the guard's own waiters.
@@ -45,7 +45,7 @@ pub(super) struct Wire {
     condition: Arc<Condition>,
     /// The guard's end of messages about its volume.
     volume: OnceLock<Arc<dyn VolumeListener>>,
-    /// When the last command arrives: commands do not overtake each other, except slow ones and ghosts.
+    /// When the last command that was sent arrives: commands do not overtake each other, except slow ones and ghosts.
     arrived: Mutex<Option<Instant>>,
     lost_messages: Mutex<Option<LostMessages>>,
 }
@@ -59,13 +59,13 @@ struct LostMessages {
 
 /// The fate of one command.
 enum CommandFate {
-    /// Arrives after the first time, and its answer after the second. A broken answer is replaced by an error.
+    /// The command arrives after the time `there`, and its answer after the time `back`. A broken answer is replaced by an error.
     Answered {
         there: Duration,
         back: Duration,
         is_broken: bool,
     },
-    /// Arrives this long after its caller has given up.
+    /// The command arrives this long after its caller has given up.
     Ghost(Duration),
     Lost,
     Unsent,
@@ -92,7 +92,7 @@ impl Wire {
         wire
     }
 
-    /// Sends a command, executed on the server, and waits for its answer for as long as `within`.
+    /// Sends a command to the server, which executes it, and waits for the answer for as long as `within`.
     async fn exchange(self: Arc<Self>, command: Command, within: Duration) -> StoreResult<CommandAnswer> {
         self.condition.runs().await;
         if self.is_closed() {
@@ -137,7 +137,7 @@ impl Wire {
         }
     }
 
-    /// The error after `within`, once the replica can act.
+    /// Waits for `within`, and until the replica can act; returns the error of a command without an answer.
     async fn no_answer(&self, within: Duration) -> StoreError {
         sleep(within).await;
         self.condition.runs().await;
@@ -170,7 +170,7 @@ impl Wire {
         if odds.strikes(Fault::Slow) {
             let extra = odds.up_to(within * 2);
             if odds.random().bool() {
-                // Sent separately, so that no other command waits behind it.
+                // The slow command is sent separately, so that no other command waits behind it.
                 return CommandFate::Answered { there: there + extra, back, is_broken: false };
             }
             back += extra;
@@ -197,7 +197,7 @@ impl Wire {
         });
     }
 
-    /// Passes on the lease of a waiter that has left, as the inbox of a node on Redis does.
+    /// Passes on the lease that was granted to a waiter that has left, as the inbox of a node on Redis does.
     async fn pass_on(self: Arc<Self>, name: &str, token: Token, hops: u8) {
         let (command, within) = match self.server.memory() {
             Some(store) => {
@@ -231,7 +231,7 @@ impl Wire {
         }
     }
 
-    /// When the next message about the volume is delivered, and when once more; `None` if it gets lost.
+    /// After which time the next message about the volume is delivered, and after which a second time, if at all; `None` if it gets lost.
     fn message_fate(&self) -> Option<(Duration, Option<Duration>)> {
         let mut odds = lock(&self.server.odds);
         if self.condition.is(ReplicaState::Dead) || self.loses(&mut odds) {
@@ -300,7 +300,7 @@ impl CommandLine for Wire {
     fn watch(self: Arc<Self>, key: &Key, token: &Token) -> LeaseWatch {
         let watch = self.watches.register(key.name(), token);
         if self.server.memory().is_some() {
-            // The memory store notifies its lines.
+            // The memory store notifies its lines itself, so no relay is needed.
             return watch;
         }
         let (key, token) = (key.clone(), token.clone());
@@ -356,7 +356,7 @@ impl CommandLine for Wire {
 struct WitnessedCommand {
     wire: Arc<Wire>,
     key: Key,
-    /// When it was sent.
+    /// When the command was sent.
     sent: Option<Instant>,
     is_ok: bool,
 }
