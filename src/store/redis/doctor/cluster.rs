@@ -52,7 +52,7 @@ pub(super) async fn examine(
         findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
     }
     let (connector, name) = target.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
-    // At any node: a message that is published at one node must reach all.
+    // Subscribes at any node: a message that is published at one node must reach all nodes.
     let inbox = cluster.any_node(ANSWER);
     Some(ExaminedServer { connector, inbox, name, reached })
 }
@@ -206,7 +206,7 @@ pub(super) async fn probe(
 }
 
 /// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
-/// probe.
+/// probe, `None` for one that succeeded.
 fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> StoreResult<()> {
     let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
     let mut down = None;
@@ -222,7 +222,7 @@ fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> StoreResult<()>
     down.map_or(Ok(()), Err)
 }
 
-/// Adds the node's address to its error: rights differ by node.
+/// Adds the node's address to an error that it has returned, because rights differ by node.
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;
     StoreError { kind, source: Some(Arc::new(Probe { address, source })) }
