@@ -1,10 +1,10 @@
 //! [`LoadLimit`]: the law by which a fleet-wide limit of concurrent loads finds its number.
 //!
-//! The limit climbs the throughput of completed loads. An origin does more per second the more it is asked, up to its knee, and less
-//! beyond it; so the limit rises while a higher limit makes more loads succeed per second, and falls while it does not. Latency would
-//! be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says little, because it varies
-//! by chance more than a step changes it. So the direction follows the covariance of limit and throughput, in which each window counts half
-//! as much as the next one. Invariants:
+//! The limit climbs to the highest throughput of completed loads. The more loads an origin runs at once, the more it does per second, up
+//! to its knee; beyond that it does less. So the limit rises while a higher limit makes more loads succeed per second, and falls while it
+//! does not. Latency would be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says
+//! little, because it varies by chance more than a step changes it. So the direction follows the covariance of limit and throughput, in
+//! which each window counts half as much as the next one. Invariants:
 //!
 //! 1. At no time do more loads hold permits than the limit was when the last of them got its permit. A lower limit takes no permit away.
 //! 2. The limit moves by one step per window, whichever process closes the window: only a permit that is given back changes it.
@@ -41,7 +41,7 @@ pub(crate) struct LimitBounds {
 pub(crate) enum LoadEnd {
     Done,
     Failed,
-    /// The origin has answered that it was asked too often (429): neither done, nor a sign of overload.
+    /// The origin has answered 429 (too many requests): the load is neither done, nor a sign of overload.
     Refused,
 }
 

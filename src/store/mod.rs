@@ -139,7 +139,8 @@ macro_rules! call {
     };
 }
 
-/// Tries to reach the server; a command line is waited for first, then the store at its other end. A memory store is always reached.
+/// Tries to reach the server. A command line first waits until commands arrive, and then reaches the store at its other end. A memory
+/// store is always reached.
 macro_rules! reach {
     ($self:ident, $within:ident, $store:ident => $call:expr) => {
         call!(

@@ -200,7 +200,7 @@ pub(crate) const VOIDED_FOR: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttemptNumber {
     pub(crate) number: u64,
-    /// Whether it voids the attempts with lower numbers. False if no attempt of the last [`VOIDED_FOR`] went unanswered: then there is
+    /// Whether this attempt voids those with lower numbers. False if none has gone unanswered in the last [`VOIDED_FOR`]: then there is
     /// nothing to void, and the store writes no number.
     pub(crate) voids_earlier: bool,
 }
@@ -341,7 +341,7 @@ pub(crate) struct Insert {
 pub(crate) struct NamedServer {
     /// Its index among the store's servers.
     pub(crate) number: usize,
-    /// How long the latest reading of its clock took: in the last minute, or as it connected.
+    /// How long the latest reading of the server's clock took. It is read when a connection opens, and then at least once a minute.
     pub(crate) round_trip: Duration,
 }
 
@@ -421,7 +421,7 @@ pub(crate) enum Taken {
 /// The holder of a mutex.
 #[derive(Clone, Debug)]
 pub(crate) struct MutexHolder {
-    /// The value of the key: a token of ours, or a foreign client's value.
+    /// The value of the key: a token of this crate, or a foreign client's value.
     pub(crate) token: Bytes,
     pub(crate) remaining: Option<Duration>,
 }

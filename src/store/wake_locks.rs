@@ -89,7 +89,7 @@ impl LockWaiters {
 
     /// Notifies the first waiter in line for this lock to take again, if possible one that was not just granted it: the lock may
     /// be free, now or sooner than was known. That take serves the waiter that is next in the queue, so the others need not
-    /// ask, unless the first is silent. `aside` is not notified: it holds the lock now.
+    /// send one, unless the first is silent. `aside` is not notified: it holds the lock now.
     pub(crate) fn notify_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
         lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
@@ -258,8 +258,8 @@ impl Drop for LockWaiter {
 
 /// By how much the first waiter of a line may be late, at the most, before another waiter replaces it.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// By how much it may be late at the least, if waiters want the lock for a short time: on a busy machine a shorter delay does not
-/// mean that it is silent.
+/// The least patience, for waiters that want the lock for a short time: on a busy machine a shorter delay does not mean that the
+/// first waiter is silent.
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
 /// How long the first waiter may wait for the answer to a take before it counts as silent.
 const ANSWER: Duration = Duration::from_millis(500);
@@ -446,7 +446,7 @@ impl WaitLine {
         Some(Wake::and(first, self.expect(now)))
     }
 
-    /// As [`miss`](Self::miss), for a reason that its waiter must know: no messages arrived for a time.
+    /// As [`miss`](Self::miss); also marks the notified waiter's hint with the reason: no messages arrived for a time.
     fn miss_in_silence(&mut self) -> Option<Wake> {
         let wake = self.miss(None)?;
         if let Some(first) = wake.0.last() {

@@ -16,8 +16,8 @@
 //! | `a` number id before announcer kind name | this change of the volume was announced |
 //! | `k` id node | this node has acknowledged this announcement |
 //!
-//! Tokens, hops (2 digits), fences, numbers (16 digits), ids and nodes (32 digits) have fixed lengths; the last part takes the
-//! rest.
+//! Tokens, hops (2 digits: how many loads have vanished one after another), fences and numbers (16 digits), ids and nodes (32
+//! digits) have fixed lengths; the last part takes the rest.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};

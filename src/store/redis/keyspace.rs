@@ -169,7 +169,7 @@ impl Keyspace {
         self.commands.bounded(within, answered, StoreErrorKind::TimedOut).await
     }
 
-    /// Returns the answer if it is known; otherwise requests it and returns `None`. [`changes`](Self::changes) tells when to ask again.
+    /// Returns the answer if it is known; otherwise requests it and returns `None`: the caller asks again at the next of `changes`.
     fn ask(self: &Arc<Self>, key: &Arc<str>) -> StoreResult<Option<KeyspaceAnswer>> {
         if self.task.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));

@@ -7,7 +7,7 @@
 //! is spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait
 //! for.
 //!
-//! The types of this module that users see are [`Credentials`], and the function that provides them.
+//! Of this module, users see only [`Credentials`].
 
 use std::error::Error;
 use std::fmt;

@@ -1,6 +1,6 @@
-//! Finds the primary: asks the sentinels at each connect.
+//! Finds the primary: queries the sentinels at each connect.
 //!
-//! redis-rs asks up to three sentinels at once, uses their answers in the order of the client's list,
+//! redis-rs queries up to three sentinels at once, uses their answers in the order of the client's list,
 //! and checks that the named server calls itself a primary.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -156,7 +156,7 @@ impl LockCalls<'_> {
     }
 }
 
-/// Frees a lock that was granted to a waiter that has left. Without this nobody could use the lock until it expires, and some
+/// Frees a lock that was granted to a waiter that has left. Without this no waiter could use the lock until it expires, and some
 /// mutexes never expire; so this retries several times.
 pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];

@@ -104,7 +104,7 @@ async fn reach(
 }
 
 /// Examines what differs by node: users, rights and settings. `findings` are about the node that `target` and `commands` lead
-/// to; those about the other masters are added, unless that fails.
+/// to. Adds findings about ASKING there and about the other masters, unless the connection to that node fails.
 pub(super) async fn examine_nodes(
     cluster: &Cluster,
     target: &ExaminedServer,

@@ -89,11 +89,11 @@ pub(super) fn words(error: RedisError) -> String {
     reason(&store_error(StoreErrorKind::Unavailable, error))
 }
 
-/// The kinds of keys, as they appear in key names.
+/// The kinds of keys that the examination reads, as they appear in key names. Other kinds are in the same patterns of rights.
 const GUARDS_KEYS: [&str; 9] = ["e", "l", "q", "o", "t", "v", "n", "a", "c"];
 const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 
-/// The commands that only the scripts of locks call.
+/// The commands that only the scripts of locks need. (The scripts of loads call TIME only if the guard has been able to.)
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
@@ -285,7 +285,7 @@ pub(crate) fn lacked_by_loads(answer: Value) -> Option<Vec<String>> {
     Some(refused.guard)
 }
 
-/// Tries the commands that are sent outside of scripts, and reads a key of each kind.
+/// Tries the commands that are sent outside of scripts, and reads a key of each of these kinds.
 async fn plain(
     commands: &mut MultiplexedConnection,
     name: &str,

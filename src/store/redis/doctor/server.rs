@@ -300,9 +300,9 @@ async fn ask_sentinel(client: &Client, address: &str) -> RedisResult<Finding> {
     Ok(Finding::ok("sentinels", found))
 }
 
-/// Which other sentinels refuse this client: each has its own users and passwords. A sentinel that
-/// cannot be reached here is not reported: it may have another address for this host than for the
-/// other sentinels.
+/// Returns which other sentinels refuse this client: each has its own users and passwords. A sentinel
+/// that cannot be reached from here is not reported: it may have another address for this host than
+/// for the other sentinels.
 async fn refusals(
     client: &Client,
     connection: &mut MultiplexedConnection,
