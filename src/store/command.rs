@@ -91,7 +91,7 @@ macro_rules! answers {
         #[derive(Clone, Debug)]
         pub(crate) enum CommandAnswer {
             $($answer($type),)*
-            /// A memory store refuses nothing but an attempt at a change that a later one has voided.
+            /// The command failed. A memory store that is not closed refuses only an attempt at a change that a later attempt has voided.
             Refused(StoreErrorKind),
         }
 

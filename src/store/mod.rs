@@ -307,7 +307,7 @@ impl Store {
         call!(self, store => store.clock_at(moment))
     }
 
-    /// The same clock now.
+    /// The present time of the clock of [`clock_at`](Self::clock_at).
     pub(crate) fn now(&self) -> u64 {
         self.clock_at(Instant::now())
     }

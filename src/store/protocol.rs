@@ -607,7 +607,7 @@ pub(crate) struct Announcement {
     pub(crate) attempt: AttemptNumber,
     /// Whether to create a registry where there is none. If not, nothing is announced there.
     pub(crate) creates: bool,
-    /// As in a [`Renewal`].
+    /// As [`Renewal::known_registry`].
     pub(crate) known_registry: Option<Uuid>,
     /// The term of the registry, if this step creates it.
     pub(crate) term: Duration,

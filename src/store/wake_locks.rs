@@ -281,7 +281,7 @@ pub(crate) struct WaitLine {
     answer: Option<Instant>,
     /// By how much the first waiter may be late before another replaces it: less if a time to live is short.
     patience: Duration,
-    /// Until when other waiters may sleep without checking `due`.
+    /// The latest moment until which any of the other waiters may sleep without checking `due`.
     asleep: Option<Instant>,
 }
 

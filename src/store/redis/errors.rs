@@ -127,7 +127,7 @@ fn on_words(text: &str) -> Option<&'static str> {
     // The error for an unknown command inside a script does not name the command. Redis answers `Unknown Redis command called from
     // script`; Redict has its own name in place of `Redis`, Valkey none.
     let in_script = text.contains("unknown") && text.contains("command called from");
-    // Before 7.0, the server quotes commands in backticks.
+    // Redis before 7.0 quotes commands in backticks.
     const QUOTES: [char; 2] = ['\'', '`'];
     let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
     match quoted.and_then(|rest| rest.split(QUOTES).next()) {
@@ -356,7 +356,7 @@ pub(crate) fn code(error: &RedisError) -> Option<&str> {
     if code != "ERR" {
         return Some(code);
     }
-    // Before 7.0, the error of a command inside a script is wrapped:
+    // Redis before 7.0 wraps the error of a command inside a script:
     // `ERR Error running script (call to f_..): @user_script:3: -OOM command not allowed ..`.
     let inner = error.detail().filter(|detail| detail.starts_with("Error running script"));
     let inner =

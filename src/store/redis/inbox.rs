@@ -207,17 +207,17 @@ const LONGEST: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// For the waiters of the key with this name: `Granted` reaches only the waiter with its token, other hints reach all.
+    /// A hint to the waiters of the key with this name: `Granted` reaches only the waiter with its token, other hints reach all.
     Hint(&'a str, Hint),
-    /// For the waiter with this token: it holds the lock now.
+    /// The waiter with this token holds the lock now.
     Granted { token: Token, fence: u64, lock: LockName },
-    /// For the waiter or holder with this token.
+    /// A message to the waiter or the holder with this token.
     LockNotified(Token, LockHint),
-    /// For the waiters of the lock with this key.
+    /// The waiters for the lock with this key must wait for less time than they know.
     Sooner(&'a str),
-    /// For a member of the volume.
+    /// An announcement, to a member of the volume.
     Announced(ReceivedAnnouncement),
-    /// For the announcer.
+    /// An acknowledgement, to the announcer.
     Acknowledged { id: Uuid, by: Uuid },
 }
 

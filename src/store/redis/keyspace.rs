@@ -46,7 +46,7 @@ pub(crate) struct Keyspace {
     task: OwnedTask,
     /// Wakes the session when there are keys to subscribe to.
     fresh_keys: Arc<Notify>,
-    /// Sent at every change that may concern a waiting caller.
+    /// Signals every change that may concern a caller that waits in [`announce`](Self::announce).
     changes: watch::Sender<()>,
     /// Whether announcements that a waiter was promised may be missed at present.
     is_unreachable: AtomicBool,

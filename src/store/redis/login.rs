@@ -180,7 +180,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 struct Rotation {
     provider: CredentialsProvider,
     state: Mutex<RotationState>,
-    /// Sent at every change of the state.
+    /// Signals every change of the state.
     changes: watch::Sender<()>,
     failures: AtomicU64,
     log_limit: LogEveryMinute,
@@ -200,7 +200,7 @@ struct RotationState {
     is_calling: bool,
     /// The backoff of failures that follow each other soon, and the moment of the latest failure.
     failures: Option<(Backoff, Instant)>,
-    /// Before this moment the provider is not called.
+    /// The provider is not called before this moment.
     rests_until: Option<Instant>,
     /// Why there are no credentials.
     why: Option<RedisError>,
@@ -366,7 +366,7 @@ struct ProviderCall {
 }
 
 impl Drop for ProviderCall {
-    /// Also runs if the provider has panicked, or the task's runtime was shut down.
+    /// Ends the call, also if the provider has panicked, or the task's runtime was shut down.
     fn drop(&mut self) {
         if !self.ended {
             self.rotation.failed(not_provided("it panicked, or its runtime has ended".to_owned()));

@@ -89,7 +89,7 @@ scripts! {
     REMOVE_MEMBER b"n" remove_member;
     ENLIST b"v" enlist;
     DOCTOR b"e" doctor;
-    // The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
+    // PROBE has the text of DOCTOR, and names the keys of a load: a call fails if the user has no right to one of its keys.
     PROBE b"elqo" doctor;
     MUTEX_LOOK b"" mutex_look;
     WAITING b"q" lock_waiting;

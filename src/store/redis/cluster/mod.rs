@@ -141,7 +141,7 @@ impl Cluster {
             node.used = Instant::now();
             return Ok(Arc::clone(&node.server));
         }
-        // Outside the lock: this runs code of redis-rs and of the application that has built the client.
+        // The lock is not held here, because this runs code of redis-rs and of the application that has built the client.
         let endpoint = Arc::new(SingleEndpoint::new(&self.cluster_nodes.client_of(address)?, true));
         let server = Supervisor::new(self.connector(endpoint, self.answer));
         let mut state = self.state();
@@ -284,7 +284,7 @@ impl Cluster {
                         return Err(error);
                     }
                     mode = SendMode::Once;
-                    // From the map, because the slot may be served elsewhere by now.
+                    // The node is looked up in the map again, because another may serve the slot by now.
                     target = self.master_of(slot, Duration::ZERO).await?;
                     continue;
                 }

@@ -182,7 +182,7 @@ impl TaskRef<Cluster> {
             });
             removed
         })?;
-        // Outside the lock: dropping the last reference closes a connection.
+        // The lock is not held here, because dropping the last reference closes a connection.
         drop(removed);
         cluster.changed();
         let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &known_layout));

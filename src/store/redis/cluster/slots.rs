@@ -202,9 +202,9 @@ pub(super) enum SlotMap {
 pub(super) struct SlotLayout {
     /// The ranges as the nodes reported them; empty after a redirection has corrected the map.
     pub(super) ranges: Vec<Range>,
-    /// For each slot the index of its master in `masters`.
+    /// For each slot the index of its master in `masters`, or `NO_MASTER`.
     slots: Box<[u16]>,
-    /// In order of their first slots.
+    /// In order of their first slots; a master that a redirection has named comes last.
     pub(super) masters: Vec<MasterNode>,
 }
 

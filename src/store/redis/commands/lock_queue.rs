@@ -28,13 +28,13 @@ use crate::sync::lock;
 /// How many waiters leave in one call: their queue entries are its arguments.
 const AT_ONCE: usize = 2_000;
 
-/// For each lock that a waiter is leaving, the other waiters that leave with it.
+/// By the key of each lock that a waiter is leaving: the other waiters that leave together with it.
 #[derive(Default)]
 pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
 struct LeavingWaiter {
     position: String,
-    /// Sent when the entry was removed from the queue; if it is dropped, the waiter must leave alone.
+    /// Notifies the waiter that its entry was removed from the queue; if this is dropped, the waiter must leave alone.
     removed: oneshot::Sender<()>,
 }
 

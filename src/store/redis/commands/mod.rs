@@ -247,7 +247,7 @@ impl Commands {
         by_route!(&self.route, |server| one(server.link()), |cluster| cluster.link())
     }
 
-    /// The same connections, for another node.
+    /// Returns the same connections for another node, which ends independently of this one.
     pub(super) fn of_another_node(&self) -> Self {
         self.route.clone().into()
     }

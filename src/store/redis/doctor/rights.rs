@@ -131,7 +131,7 @@ impl RefusedRights {
         // The code of a refusal, its text inside a script, and `unknown` or `Unknown` for a renamed command.
         let denied = ["NOPERM", "The user executing", "permission", "nknown"];
         if !denied.iter().any(|sign| answer.contains(sign)) {
-            // Only the code, because the text may quote a key.
+            // The finding has only the error's code, because the text may quote a key.
             let code = answer.split([' ', ':']).find(|word| !word.is_empty()).unwrap_or("ERR");
             self.writes
                 .get_or_insert_with(|| format!("{what} is answered with {}", code.trim_start_matches('-')));
