@@ -6,15 +6,16 @@ use std::time::Duration;
 use super::Store;
 use super::memory::MemoryStore;
 
-/// The store that a fleet shares: made from a `redis::Client` or a [`MemoryStore`] by `into()`, and with the features of that
-/// name from a `redis::sentinel::SentinelClient` or a `redis::cluster::ClusterClient`.
+/// The store that a fleet shares: made by `into()` from a `redis::Client`, from a [`MemoryStore`], with the feature `sentinel` from a
+/// `redis::sentinel::SentinelClient`, and with `cluster` from a `redis::cluster::ClusterClient`.
 ///
 /// **Clones share their connections.** All guards and locks that are made from clones of one backend, of any namespaces and policies,
-/// have one connection for commands and one for messages (in a cluster one for commands to each master); guards that are made from
-/// clones of a client have their own. Guards and locks open further ones only while a lock with
-/// `Waiting::Keyspace` waits, or an invalidation that [waits for replicas](crate::PolicyBuilder::invalidate_replicas). The
-/// first of them decides when a connection counts as lost: a guard by its policy's `command_timeout`, `Locks` by one second. The
-/// connections are closed with the last of them, and a later one opens others.
+/// have one connection for commands and one for messages (in a cluster one for commands to each master); a guard that is made from
+/// a clone of a client has connections of its own. Guards and locks open further ones only while a lock with
+/// `Waiting::Keyspace` waits, or an invalidation [waits for replicas](crate::PolicyBuilder::invalidate_replicas). The first guard or
+/// `Locks` of a backend decides how long a server may take before its connection counts as lost: a guard by its policy's
+/// `command_timeout`, `Locks` by one second. The connections are closed with the last guard or lock that uses them; a guard that
+/// is made after that opens others.
 ///
 /// # Examples
 ///
@@ -63,8 +64,8 @@ pub trait IntoBackend: Into<Backend> {}
 impl<T: Into<Backend>> IntoBackend for T {}
 
 impl Backend {
-    /// A new node, which shares the connections of the nodes made earlier. A memory store ignores `command_timeout`: its commands cannot
-    /// time out.
+    /// A new node, which shares the connections of the backend's earlier nodes. A memory store ignores `command_timeout`: its commands
+    /// cannot time out.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
     pub(crate) fn node(&self, command_timeout: Duration) -> Store {
         match &self.kind {
@@ -108,21 +109,22 @@ mod clients {
         }
 
         /// The same servers, with credentials from a provider: tokens that live for minutes (IAM, Entra ID), or a password from a
-        /// file. They replace those of the client, on each connection, also on new ones and on those to all nodes of a cluster.
+        /// file. They replace the client's credentials on each connection, in a cluster on those to all nodes.
         ///
         /// The provider is called before the first connection, and again after about three quarters of the credentials'
-        /// [life](Credentials::valid_for), once for all connections of the guard. Open connections then log in again by `AUTH`; none is
-        /// closed, and no request waits. A call may take ten seconds.
+        /// [life](Credentials::valid_for), once for all connections of this backend. Open connections then log in again by `AUTH`; none is
+        /// closed, and no request waits. A call that takes longer than ten seconds counts as failed.
         ///
         /// While the provider fails, the present credentials are used until they end, and it is called again after a pause of up to five
-        /// seconds. The same happens if the server refuses new credentials: new connections log in with the previous ones. Both increment
-        /// [`Health::credential_failures`](crate::health::Health::credential_failures) and are logged at most once a minute, with the
-        /// provider's error and without the password. Once the credentials have ended, no connection is opened, and the guard
-        /// behaves as while the store is [down](crate::PolicyBuilder::on_store_down); but a connection that is open is used until the server
-        /// closes it.
+        /// seconds. It is also called again if the server refuses new credentials: until then new connections log in with the previous
+        /// ones. Both failures increment [`Health::credential_failures`](crate::health::Health::credential_failures) and are logged at
+        /// most once a minute, with the provider's error and without the password. Once the credentials have ended, no connection is
+        /// opened, and the guard behaves as while the store is [down](crate::PolicyBuilder::on_store_down); but a connection that is
+        /// open is used until the server closes it.
         ///
-        /// A store in memory needs none. A `SentinelClient` still uses the credentials that it was built with for its own queries, to
-        /// the sentinels and for the role of a server: with `Backend::sentinels` (feature `sentinel`) these rotate too.
+        /// A store in memory needs no credentials: the provider is ignored. A `SentinelClient` still uses the credentials that it was built
+        /// with for its own queries, to the sentinels and for the role of a server: with `Backend::sentinels` (feature `sentinel`) these
+        /// rotate, too.
         ///
         /// # Examples
         ///
@@ -156,9 +158,9 @@ mod clients {
             }
         }
 
-        /// As from a `SentinelClient`, with credentials from a provider, as in [`credentials`](Self::credentials). The client itself
-        /// uses them, too: to query the sentinels, and the server that they name for its role. The credentials of a `SentinelClient`
-        /// cannot change, so `build` makes one for each of the provider's credentials.
+        /// The primary that sentinels report, with credentials from a provider, as in [`credentials`](Self::credentials). The
+        /// `SentinelClient` itself uses them, too: to query the sentinels, and to ask the server that they name for its role. Its
+        /// credentials cannot change, so `build` is called for a new client each time the provider's credentials have changed.
         ///
         /// ```no_run
         /// use std::time::Duration;
@@ -223,8 +225,8 @@ mod clients {
         move |timeout, login| Connections::watched(&clients, timeout, login)
     }
 
-    /// The server that these sentinels report as the primary. They are queried at each connect, and again when the server turns
-    /// out not to be the primary any more. Credentials, TLS and database are the client's own. No command goes to replicas.
+    /// The server that the client's sentinels report as the primary. They are queried at each connect, and again when the server
+    /// turns out not to be the primary any more. Credentials, TLS and database are the client's own. No command goes to replicas.
     ///
     /// ```no_run
     /// use redis::ConnectionAddr;
@@ -248,10 +250,10 @@ mod clients {
         }
     }
 
-    /// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. Its
+    /// A Redis Cluster. Credentials, TLS, database, settings of the sockets and the map of addresses are the client's own. The client's
     /// time-outs, retries, push sender, resolver of names and setting to read from replicas are not used: the guard follows its
     /// policy, and sends commands to masters only. [`connect`](crate::StampedeGuard::connect) returns as soon as one master takes
-    /// commands; [`health`](crate::StampedeGuard::health) says which one does not.
+    /// commands; [`health`](crate::StampedeGuard::health) names a master that does not.
     ///
     /// ```no_run
     /// use redis::cluster::ClusterClient;

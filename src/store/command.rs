@@ -10,7 +10,7 @@ use super::protocol::*;
 use super::protocol::{Announced, Announcement, ChangedName, Member, Renewal, Renewed};
 use crate::key::Key;
 
-/// A command, with the name of the method of [`Store`](super::Store) that sends it.
+/// A command. Each variant is named after the method of [`Store`](super::Store) that sends it.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
     Entry(Key, EntryCommand),
@@ -91,7 +91,7 @@ macro_rules! answers {
         #[derive(Clone, Debug)]
         pub(crate) enum CommandAnswer {
             $($answer($type),)*
-            /// A memory store refuses nothing but an attempt at a change that a later one has voided.
+            /// The command failed. A memory store that is not closed refuses only an attempt at a change that a later attempt has voided.
             Refused(StoreErrorKind),
         }
 
@@ -125,8 +125,8 @@ answers! {
 }
 
 impl Command {
-    /// Whether it may change the store, and whether it may need memory there: a server that has run out of memory refuses
-    /// only commands that may.
+    /// Whether this command may change the store, and whether it may need memory there: a server that has run out of memory
+    /// refuses only commands that may need some.
     pub(crate) fn writes(&self) -> (bool, bool) {
         match self {
             Self::Entry(_, EntryCommand::LookUp)
@@ -143,7 +143,7 @@ impl Command {
         }
     }
 
-    /// The key or the tag that it is about, for witnesses.
+    /// The first key or tag of an entry command, a look-up, or a creation of tag ids, for witnesses; `None` for other commands.
     #[cfg(test)]
     pub(crate) fn key(&self) -> Option<&Key> {
         match self {

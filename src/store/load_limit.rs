@@ -1,15 +1,17 @@
 //! [`LoadLimit`]: the law by which a fleet-wide limit of concurrent loads finds its number.
 //!
-//! The limit climbs the throughput of completed loads. An origin does more per second the more it is asked, up to its knee, and less
-//! beyond it; so the limit rises while a higher limit makes more loads succeed per second, and falls while it does not. Latency would
-//! be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says little, because it varies
-//! by chance more than a step changes it. So the direction follows the covariance of limit and throughput, in which each window counts half
-//! as much as the next one. Invariants:
+//! The limit climbs to the highest throughput of completed loads. The more loads an origin runs at once, the more it does per second, up
+//! to its knee; beyond that it does less. So the limit rises while a higher limit makes more loads succeed per second, and falls while it
+//! does not. Latency would be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says
+//! little, because it varies by chance more than a step changes it. So the direction follows the covariance of limit and throughput, in
+//! which each window counts half as much as the next one. Invariants:
 //!
-//! 1. At no time do more loads hold permits than the limit was when the last of them got its permit. Lowering it takes no permit away.
-//! 2. It moves by one step per window, whichever process closes the window: only a permit that is given back changes it.
-//! 3. A window in which no load waited for a permit changes nothing.
-//! 4. One process cannot lower it for all: failures count by the majority of processes, and a slow process does not count as failing.
+//! 1. At no time do more loads hold permits than the limit was when the last of them got its permit. A lower limit takes no permit away.
+//! 2. The limit moves by one step per window, whichever process closes the window: only a permit that is given back changes it.
+//! 3. A window in which fewer than half of the loads ended while another load waited for a permit does not change the limit, unless
+//!    most processes failed.
+//! 4. One process cannot lower the limit for all: failures count by the majority of processes, and a slow process does not count as
+//!    failing.
 //!
 //! The law runs where the permits are: here for stores in memory, in `redis/scripts/load_limit.lua` on a server. The contract's tests
 //! compare both.
@@ -18,13 +20,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A window lasts at least this long,
+/// A window lasts at least this long, unless the limit falls idle.
 const WINDOW: Duration = Duration::from_millis(500);
-/// and until this many loads have ended: the noise of their count is then as large as one step,
+/// A window lasts until this many loads have ended: the noise of their count is then as large as one step.
 pub(super) const WINDOW_LOADS: u32 = 40;
-/// but no longer than this, if loads end seldom.
+/// After this time a window ends with its next load, however few have ended.
 const LONGEST_WINDOW: Duration = Duration::from_secs(4);
-/// Processes are told apart by this many slots.
+/// The processes of a window are distinguished by their number modulo this. Two with the same remainder count as one.
 const SLOTS: usize = 64;
 
 /// The settings of a load limit.
@@ -39,7 +41,7 @@ pub(crate) struct LimitBounds {
 pub(crate) enum LoadEnd {
     Done,
     Failed,
-    /// The origin has answered that it was asked too often (429): neither done, nor a sign of overload.
+    /// The origin has answered 429 (too many requests): the load is neither done, nor a sign of overload.
     Refused,
 }
 
@@ -64,9 +66,10 @@ pub(crate) struct EndedLoad {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LimitState {
     pub(crate) limit: u32,
-    /// How many processes have ended loads in the last window.
+    /// How many processes have ended loads in the last window that did not end because the limit fell idle; 1 before the first.
     pub(crate) processes: u32,
-    /// Loads per 1,000 seconds that succeeded in the last window in which the limit was used to the full, or 0.
+    /// How many loads per 1,000 seconds succeeded in the last window. 0 if that window does not show what the limit allows: most
+    /// processes failed, or fewer than half of its loads ended while another waited, or the limit has fallen idle since.
     pub(crate) throughput: u64,
     pub(crate) rises: bool,
 }
@@ -76,16 +79,16 @@ pub(crate) struct LimitState {
 pub(super) struct LoadLimit {
     limit: u32,
     rises: bool,
-    /// Whether the limit still grows by half: until the throughput does not follow.
+    /// Whether the limit still grows by half per window: until the throughput grows by less than a quarter.
     is_fast: bool,
-    /// The throughput of the window before; 0 if it says nothing about this one.
+    /// The throughput of the previous window; 0 if the present one cannot be compared with it.
     last: f64,
     trend: Trend,
     processes: u32,
     window: Window,
 }
 
-/// Means over the last windows, each with half of the weight of the next one.
+/// Means over the last windows. Each window has half the weight of the one after it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trend {
     limit: f64,
@@ -99,8 +102,8 @@ impl Trend {
         Self { limit, throughput, ..Self::default() }
     }
 
-    /// Adds a window. Returns whether a higher limit brings more throughput: by a twentieth of what the limit is higher, at least. (Where
-    /// the throughput does not depend on the limit, as at a rate limiter, the limit falls.)
+    /// Adds a window. Returns whether a higher limit brings more throughput: at least 0.5 % more for a limit that is 10 % higher. (So
+    /// where the throughput does not depend on the limit, as at a rate limiter, the limit falls.)
     fn rises_with(&mut self, limit: f64, throughput: f64) -> bool {
         let (of_limit, of_throughput) = (limit - self.limit, throughput - self.throughput);
         self.limit += of_limit / 2.0;
@@ -116,7 +119,7 @@ struct Window {
     begun: Instant,
     done: u32,
     ended: u32,
-    /// How many of the loads ended while another waited for a permit.
+    /// How many of the loads in `ended` ended while another load waited for a permit.
     full: u32,
     /// For each process that has ended loads, how many more of its loads have failed than succeeded.
     balances: [Option<i32>; SLOTS],
@@ -134,8 +137,8 @@ impl LoadLimit {
         Self { limit, rises: true, is_fast: true, last: 0.0, trend, processes: 1, window }
     }
 
-    /// Counts a load of the process with this number that gave its permit back. `waits` is whether another load waits for a permit,
-    /// `idle` whether neither that is so nor another load runs.
+    /// Counts a load of the process with this number that gave its permit back. `waits` is whether another load waits for a permit;
+    /// `idle` is whether no other load waits or runs.
     pub(super) fn end_load(
         &mut self,
         now: Instant,
@@ -153,7 +156,7 @@ impl LoadLimit {
             LoadEnd::Refused => 0,
         };
         let span = now - window.begun;
-        // The time without loads would count as slow.
+        // A new window must begin: the time without loads would count as a low throughput.
         if idle {
             self.last = 0.0;
             self.close(now, ended.bounds);
@@ -176,7 +179,7 @@ impl LoadLimit {
         let seen = processes.count();
         self.processes = u32::try_from(seen).unwrap_or(1);
         if failing * 2 > seen {
-            // The origin, not one process.
+            // More than half of the processes fail, so the origin is the cause, not one process.
             self.limit = (f64::from(self.limit) * 0.6) as u32;
             (self.rises, self.is_fast, self.last) = (true, true, 0.0);
         } else if full * 2 < *ended {
@@ -194,7 +197,7 @@ impl LoadLimit {
         }
     }
 
-    /// Decides whether the limit rises.
+    /// Decides whether the limit rises or falls next, by the throughput of the window that ends.
     fn turn(&mut self, throughput: f64) {
         let limit = f64::from(self.limit);
         if self.last > 0.0 && !self.is_fast {
@@ -232,7 +235,7 @@ mod tests {
             Self { law: LoadLimit::new(10, now), now }
         }
 
-        /// A window of half a second in which this many loads ended.
+        /// A window of half a second in which this many loads ended. Returns the limit after it, and whether it rises.
         fn window(&mut self, loads: u32, waits: bool, end: impl Fn(u32) -> LoadEnd) -> (u32, bool) {
             let ended = |number| EndedLoad { end: end(number), bounds: BOUNDS };
             for number in 1..loads {
@@ -251,13 +254,13 @@ mod tests {
     #[test]
     fn the_limit_rises_while_that_makes_more_loads_succeed() {
         let mut origin = Origin::new();
-        // The first window has none to be compared with. Then the throughput follows.
+        // The first window has no earlier one to be compared with. Then the throughput rises with the limit.
         assert_eq!(origin.throughput_of(40), (15, true));
         assert_eq!(origin.throughput_of(60), (22, true));
-        // It no longer follows by a quarter, then not at all: the limit has risen beyond the knee.
+        // The throughput rises by less than a quarter, then not at all: the limit has risen beyond the knee.
         assert_eq!(origin.throughput_of(64), (25, true));
         assert_eq!(origin.throughput_of(64), (21, false));
-        // It falls as long as that costs nothing.
+        // The limit falls until the throughput falls with it.
         assert_eq!(origin.throughput_of(64), (18, false));
         assert_eq!(origin.throughput_of(60), (20, true));
     }
@@ -267,7 +270,7 @@ mod tests {
         let mut origin = Origin::new();
         assert_eq!(origin.window(100, false, |_| LoadEnd::Done), (10, true));
         assert_eq!(origin.window(400, false, |_| LoadEnd::Done), (10, true));
-        // And is not compared with: half of its throughput is no reason to turn.
+        // The next window is not compared with it: half of its throughput does not make the limit fall.
         assert_eq!(origin.throughput_of(200), (15, true));
     }
 
@@ -299,7 +302,7 @@ mod tests {
         let ended = EndedLoad { end: LoadEnd::Done, bounds: BOUNDS };
         origin.law.end_load(origin.now, 0, ended, (false, true));
         origin.now += Duration::from_secs(3);
-        // In 3.5 s fewer a second than before.
+        // 60 loads in 3.5 s are fewer per second than 40 in 0.5 s, but the pause must not make the limit fall.
         assert_eq!(origin.throughput_of(60), (22, true));
     }
 

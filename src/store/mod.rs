@@ -10,7 +10,7 @@
 //! 1. At most one token is the lease of a key at any moment.
 //! 2. A value is stored only while the lease is the token it was loaded under.
 //! 3. A waiter is registered ([`Store::watch`]) before it tries to acquire, and a refused acquire enqueues it in the same
-//!    step: no wake-up falls between the two.
+//!    step: no wake-up falls between the refusal and the wait.
 //! 4. A wake-up is a hint. Only the answer of the next `acquire` counts.
 //! 5. Everything a node writes expires by itself.
 //!
@@ -86,7 +86,7 @@ pub(crate) trait CommandLine: Send + Sync {
     /// Sends a command, and waits for its answer. Nothing is sent before the future is polled.
     fn run(self: Arc<Self>, command: Command, within: Duration) -> StoreFuture<'static, CommandAnswer>;
 
-    /// Waits until commands arrive, at most `within`.
+    /// Waits until a command that is sent now would arrive, at most `within`.
     fn reaches(&self, within: Duration) -> StoreFuture<'_, ()>;
 
     /// As [`Store::watch`].
@@ -111,10 +111,10 @@ pub(crate) trait CommandLine: Send + Sync {
 /// The eventual answer to a command, in a box.
 pub(crate) type StoreFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = StoreResult<T>> + Send + 'a>>;
 
-/// The deadline of commands that take none, except on Redis.
+/// The deadline of a command whose method has no `within`, on a store other than Redis.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// Does what each kind of store needs. What a command line has no way of its own for is asked of the store at the other end.
+/// Evaluates the expression for the present kind of store. Without an expression for a command line, calls the store at its other end.
 macro_rules! call {
     ($self:ident, $store:ident => $call:expr) => {
         call!($self, $store => $call, line => {
@@ -139,9 +139,8 @@ macro_rules! call {
     };
 }
 
-/// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
-/// as owned data, the [`Command`] behind the `=`.
-/// An attempt to reach the server: on a line, first over the line. A memory store is always reached.
+/// Tries to reach the server. A command line first waits until commands arrive, and then reaches the store at its other end. A memory
+/// store is always reached.
 macro_rules! reach {
     ($self:ident, $within:ident, $store:ident => $call:expr) => {
         call!(
@@ -157,6 +156,8 @@ macro_rules! reach {
     };
 }
 
+/// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
+/// as owned data, the [`Command`] behind the `=`.
 macro_rules! commands {
     ($($(#[$doc:meta])* $method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $command:expr;)*) => {
         #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
@@ -184,8 +185,8 @@ macro_rules! on_line {
 
 commands! {
     /// ACQUIRE: answers the first that applies: an entry that is not `seen`; the outcome of the holder named in `behind`,
-    /// or one that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
-    /// else a position in the queue.
+    /// or an outcome that is replayed to newcomers; the lease, if it is free or this token holds it already (its time restarts);
+    /// else the present holder, with a position in the queue if `queue` is set.
     acquire(key: &Key, ask: Acquire<'_>) -> Acquired = Command::Entry(key.clone(), ask.into());
 
     /// RENEW: gives the lease `lease` from now, if it is still this token's.
@@ -196,12 +197,12 @@ commands! {
     commit(key: &Key, token: &Token, entry: Bytes, keep: Duration) -> TokenCheck
         = Command::Entry(key.clone(), EntryCommand::Commit { token: token.clone(), entry, keep });
 
-    /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, ends or keeps the older entry, frees the lease
-    /// and wakes them.
+    /// FAIL: if the lease is this token's, leaves the outcome for the waiters behind it, does with the older entry what
+    /// [`OlderEntry`] says, frees the lease and wakes all waiters in the queue.
     fail(key: &Key, fail: Fail<'_>) -> TokenCheck = Command::Entry(key.clone(), fail.into());
 
     /// HAND OVER: if the lease is this token's, gives it to the first waiter in the queue that can be reached, and notifies
-    /// that waiter. Frees the lease if there is none.
+    /// that waiter. Frees the lease if no waiter can be reached.
     hand_over(key: &Key, token: &Token, how: HandOver) -> HandedOver
         = Command::Entry(key.clone(), EntryCommand::HandOver { token: token.clone(), how });
 
@@ -219,11 +220,11 @@ commands! {
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
     tag_ids(tags: &[Key], life: Duration) -> Vec<u64> = Command::TagIds(tags.to_vec(), life);
 
-    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them by `within`.
+    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them when `within` ends at the latest.
     replicated(key: &Key, replicas: u32) -> u32 = Command::Replicated(key.clone(), replicas);
 
-    /// TAKE: the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
-    /// requested, a position in its queue. With `instead`, does FREE of that token before, in the same step.
+    /// TAKE: gets the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
+    /// requested, a position in its queue. With `instead`, does FREE of that token first, in the same step.
     take_mutex(name: &LockName, ask: Take<'_>) -> MutexTaken = Command::Lock(name.clone(), ask.into());
 
     /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
@@ -237,7 +238,7 @@ commands! {
     extend_mutex(name: &LockName, token: &Token, ttl: Option<Duration>) -> bool
         = Command::Lock(name.clone(), LockCommand::ExtendMutex(token.clone(), ttl));
 
-    /// LOOK: the holder of the mutex, foreign holders included.
+    /// LOOK: answers the holder of the mutex, foreign holders included; `None` if it is free.
     look_at_mutex(name: &LockName) -> Option<MutexHolder> = Command::Lock(name.clone(), LockCommand::LookAtMutex);
 
     /// BREAK: takes the mutex from its holder, notifies that holder's node, and hands the mutex to the head of the queue.
@@ -248,7 +249,7 @@ commands! {
     /// then as [`take_mutex`](Self::take_mutex).
     take_permit(name: &LockName, ask: TakePermit<'_>) -> PermitTaken = Command::Lock(name.clone(), ask.into());
 
-    /// FREE of a permit: as [`free_mutex`](Self::free_mutex).
+    /// FREE of a permit: as [`free_mutex`](Self::free_mutex), with the lease that the token was queued with.
     free_permit(name: &LockName, token: &Token, lease: Duration) -> PermitFreed
         = Command::Lock(name.clone(), LockCommand::FreePermit(token.clone(), lease));
 
@@ -261,7 +262,7 @@ commands! {
     refresh_permit(name: &LockName, token: &Token, lease: Duration) -> bool
         = Command::Lock(name.clone(), LockCommand::RefreshPermit(token.clone(), lease));
 
-    /// LOOK at a semaphore; changes nothing and creates nothing.
+    /// LOOK at a semaphore: changes nothing and creates nothing; `None` if there is none.
     look_at_semaphore(name: &LockName) -> Option<SemaphoreState>
         = Command::Lock(name.clone(), LockCommand::LookAtSemaphore);
 
@@ -277,15 +278,15 @@ commands! {
     announce_key_changes(name: &LockName) -> KeyspaceAnswer
         = Command::Lock(name.clone(), LockCommand::AnnounceKeyChanges);
 
-    /// RENEW: this node is a member, with this stamp, from now on. Answers what was announced after the mark, if the mark is of the
-    /// present session and the log still has exactly that entry.
+    /// RENEW: this node is a member, with this stamp, from now on. Answers the announcements after the mark, if the mark is of the
+    /// present session and the log still has exactly the entry that the mark names.
     renew_membership(volume: &Key, renewal: Renewal) -> Renewed = Command::RenewMembership(volume.clone(), renewal);
 
-    /// ANNOUNCE: adds to the log, notifies all members but this node, and answers which they are.
+    /// ANNOUNCE: adds the change of `name` to the log, notifies all members but this node, and answers which members these are.
     announce(announcement: &Announcement, name: &ChangedName) -> Announced
         = Command::Announce(announcement.clone(), name.clone());
 
-    /// FORGET and LEAVE: removes a member, if its stamp is still this one.
+    /// FORGET (of another member) and LEAVE (of this node): removes the member, if its stamp is still this one.
     remove_member(volume: &Key, member: Member) -> () = Command::RemoveMember(volume.clone(), member);
 }
 
@@ -306,7 +307,7 @@ impl Store {
         call!(self, store => store.clock_at(moment))
     }
 
-    /// The same clock now.
+    /// The present time of the clock of [`clock_at`](Self::clock_at).
     pub(crate) fn now(&self) -> u64 {
         self.clock_at(Instant::now())
     }
@@ -321,7 +322,7 @@ impl Store {
         call!(self, store => store.commands.is_spread(), false)
     }
 
-    /// LOOK UP: the stored bytes, if there are any. This is all that a hit does, so that its future is not boxed: a box of
+    /// LOOK UP: the stored bytes, if there are any. A hit sends only this command, so its future is not boxed: a box of
     /// some 1.6 KB would cost a tenth of a hit.
     pub(crate) async fn look_up(&self, key: &Key, within: Duration) -> StoreResult<Option<Bytes>> {
         call!(
@@ -333,8 +334,8 @@ impl Store {
     }
 
     /// INVALIDATE: removes entry, lease and outcome; notifies the lease's holder and all waiters in the queue. With an
-    /// entry: the same, and stores it in the same step (INSERT). On one server the same step [announces](volume) the change. An
-    /// attempt that a later one has [voided](Attempts) changes nothing, and fails as one that came too late.
+    /// entry: the same, and stores it in the same step (INSERT). On one server the same step [announces](Self::announce) the change. An
+    /// attempt that a later attempt has [voided](Attempts) changes nothing, and fails like an attempt that came too late.
     pub(crate) async fn invalidate(
         &self,
         key: &Key,
@@ -370,8 +371,8 @@ impl Store {
         reach!(self, within, store => store.connect(within))
     }
 
-    /// Returns an error if the store lacks a command that loads need, or if this user has no right to it. Neither changes by
-    /// itself. `key` must be an unused key.
+    /// Returns an error if the store lacks a command that loads need, or if this user has no right to it: a retry does not help
+    /// until an operator changes the server. `key` must be an unused key.
     pub(crate) async fn probe(&self, key: &Key, within: Duration) -> StoreResult<()> {
         reach!(self, within, store => store.probe(key, within))
     }
@@ -381,7 +382,7 @@ impl Store {
         reach!(self, within, store => store.reach(name, within))
     }
 
-    /// Opens the inbox, and waits until messages arrive, or until it is known that they will not; at most `within`.
+    /// Opens the inbox, and waits until messages can arrive, or until it is known that they will not; at most `within`.
     pub(crate) async fn until_received(&self, within: Duration) -> StoreResult<()> {
         call!(
             self,
@@ -455,8 +456,8 @@ impl Store {
         )
     }
 
-    /// Whether a waiter must confirm a grant by a take at once: a store that cannot know whether grants arrive lets them
-    /// end soon.
+    /// Whether a waiter must confirm a grant by a take at once: a store that cannot know whether grants arrive lets each end
+    /// soon unless it is confirmed.
     pub(crate) fn grants_are_claims(&self) -> bool {
         call!(self, store => store.commands.is_spread(), line => line.far().grants_are_claims(), _ => false)
     }

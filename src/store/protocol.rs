@@ -1,11 +1,9 @@
 //! The data of the fleet protocol with a store: errors; tokens and names of locks; the order of attempts at changes; the
-//! arguments and answers of the commands about entries, leases, tags, lists and locks. That of volumes: [`volume`](super::protocol).
-//!
-//! Volume leases: the data that nodes and the store exchange about them.
+//! arguments and answers of the commands about entries, leases, tags, lists and locks, and about volumes.
 //!
 //! A *volume* is one namespace on one store. Its *registry* has a random id, a flag that says whether it is mature, the
 //! number of the last announcement, and the members: each node with the stamp of its last RENEW. The *log* has the last
-//! announcements. Where one of the two is missing (evicted, flushed, never made), the step that needs it makes it anew: a registry
+//! announcements. If one of the two is missing (evicted, flushed, never made), the step that needs it creates it: a registry
 //! with a new id that is not mature, a log whose base entry has a random id.
 //!
 //! docs/decisions/401-local-tier.md has the proof that relies on these steps, numbered.
@@ -105,7 +103,7 @@ impl Token {
     }
 
     /// A new token that contains the longest duration of its lease or lock. So an ACQUIRE under another policy,
-    /// or a TAKE, notices if the remaining time is longer than its holder has ever requested. 90 bits of the
+    /// or a TAKE, notices if the remaining time is longer than the holder has ever requested. 90 bits of the
     /// second half are random. A token for more than 49 days contains no duration.
     pub(crate) fn mint_for(node: Uuid, lease: Duration) -> Self {
         let Ok(longest) = u32::try_from(lease.as_millis()) else { return Self::mint(node) };
@@ -136,7 +134,7 @@ impl Token {
         FlightId::of(&self.0)
     }
 
-    /// The node's half.
+    /// The first half, which identifies the node.
     pub(crate) fn node(&self) -> &str {
         &self.0[..32]
     }
@@ -194,22 +192,20 @@ impl LockName {
 // Never the name itself: it may contain data that must not appear in a log.
 debug_as!(self: LockName => "LockName(..)");
 
-/// For how long an attempt voids earlier ones, and for how long after an attempt without an answer the next ones do so. Longer than an
-/// attempt can be late: it has the deadline of one command and [`LATEST`].
+/// How long the store keeps the number by which an attempt voids earlier ones, and how long after an attempt without an answer each
+/// new attempt voids earlier ones. An attempt cannot be as late as that: it may run until [`LATEST`] after the deadline of one command.
 pub(crate) const VOIDED_FOR: Duration = Duration::from_secs(60);
 
 /// The number of an attempt among those of its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AttemptNumber {
     pub(crate) number: u64,
-    /// It voids the attempts with lower numbers. False if each of them had an answer: then there is nothing to void, and nothing is
-    /// written for it.
+    /// Whether this attempt voids those with lower numbers. False if none has gone unanswered in the last [`VOIDED_FOR`]: then there is
+    /// nothing to void, and the store writes no number.
     pub(crate) voids_earlier: bool,
 }
 
-/// The attempts of one node.
-///
-/// Numbers the attempts at changes, in the order in which a process sends them, so that a late attempt cannot undo a newer
+/// Numbers the attempts of one node at changes, in the order in which it sends them, so that a late attempt cannot undo a newer
 /// change.
 ///
 /// A process sends a change again if an attempt has no answer. That attempt may still run later: after another attempt at the
@@ -235,7 +231,7 @@ pub(crate) struct Attempts {
 impl Attempts {
     /// The next attempt, to be called before it is sent.
     pub(crate) fn next(&self) -> AttemptNumber {
-        // The number is taken first: what is noted as unanswered by now has a lower one.
+        // The number is taken first: any attempt that was noted as unanswered before this call has a lower number.
         let number = self.latest.fetch_add(1, Ordering::SeqCst) + 1;
         let voids_earlier = lock(&self.void_until).is_some_and(|until| Instant::now() < until);
         AttemptNumber { number, voids_earlier }
@@ -247,7 +243,8 @@ impl Attempts {
     }
 }
 
-/// An attempt that is on its way. If it is dropped before it is answered, it may run later.
+/// An attempt that is on its way. If this is dropped before [`answered`](Self::answered), the attempt may run later, so the next
+/// attempts void it.
 #[derive(Debug)]
 pub(crate) struct SentAttempt<'a> {
     of: &'a Attempts,
@@ -273,7 +270,7 @@ impl Drop for SentAttempt<'_> {
 pub(crate) struct Examine {
     /// A key that no load uses.
     pub(crate) key: Key,
-    /// How much of a request's time the store may cost.
+    /// How much of a request's time the commands to the store may take.
     pub(crate) coordination_budget: Duration,
     pub(crate) lease: Duration,
     /// How many replicas an invalidation waits for.
@@ -285,9 +282,9 @@ pub(crate) struct Examine {
 pub(crate) struct Acquire<'a> {
     pub(crate) token: &'a Token,
     pub(crate) lease: Duration,
-    /// The stored bytes this caller has read and will not use.
+    /// The stored bytes that this caller has read and will not use; `None` if it has read none.
     pub(crate) seen: Option<&'a Bytes>,
-    /// The holder this caller has waited behind: its outcome answers this caller, too.
+    /// The holder that this caller has waited for: that holder's outcome answers this caller, too.
     pub(crate) behind: Option<&'a Token>,
     /// Whether to queue if the lease is held.
     pub(crate) queue: bool,
@@ -302,7 +299,7 @@ pub(crate) enum Acquired {
     Ended(Bytes),
     /// This token holds the lease.
     Granted,
-    /// Another token holds the lease for `remaining` more.
+    /// Another token, `holder`, holds the lease for `remaining` more.
     Held { remaining: Duration, holder: Token },
 }
 
@@ -314,18 +311,18 @@ pub(crate) struct Fail<'a> {
     pub(crate) outcome: Bytes,
     /// How long the outcome is stored for the waiters.
     pub(crate) keep: Duration,
-    /// How long newcomers may read it, too; zero for never.
+    /// How long callers that did not wait for this load may read the outcome, too; zero for never.
     pub(crate) replay: Duration,
     pub(crate) older: OlderEntry,
     pub(crate) seen: Option<&'a Bytes>,
 }
 
-/// What a FAIL does with the entry that was `seen`. It leaves any other entry.
+/// What a FAIL does with the stored entry, if that is the entry in `seen`. FAIL leaves any other entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum OlderEntry {
     Stays,
     Ends,
-    /// A marker with this lifetime replaces it, or is stored where there is no entry.
+    /// A marker with this lifetime replaces the entry, or is stored where there is none.
     Marked(Bytes, Duration),
 }
 
@@ -334,17 +331,17 @@ pub(crate) enum OlderEntry {
 pub(crate) struct Insert {
     pub(crate) entry: Bytes,
     pub(crate) keep: Duration,
-    /// The only entry that it may replace; otherwise nothing is stored. A repeated step whose first answer was lost also
-    /// finds its own entry.
+    /// The only entry that this one may replace; if the key has another entry or none, nothing is stored. The entry itself may also
+    /// be replaced, by a repeated step whose first answer was lost. `None` if it does not matter what the key has.
     pub(crate) over: Option<Bytes>,
 }
 
-/// The server that has a name.
+/// The server that holds the keys of a name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NamedServer {
     /// Its index among the store's servers.
     pub(crate) number: usize,
-    /// How long the latest reading of its clock took: in the last minute, or as it connected.
+    /// How long the latest reading of the server's clock took. It is read when a connection opens, and then at least once a minute.
     pub(crate) round_trip: Duration,
 }
 
@@ -366,9 +363,9 @@ pub(crate) enum TokenCheck {
 pub(crate) struct HandOver {
     /// The lease of the new holder.
     pub(crate) lease: Duration,
-    /// How many loads of this wave have vanished.
+    /// How many loads under this lease and those handed over before it have vanished, one after another.
     pub(crate) hops: u8,
-    /// The token's node is shutting down: its waiters leave, too, and are passed over.
+    /// The token's node is shutting down: waiters of the same node leave, too, and are passed over.
     pub(crate) is_leaving: bool,
 }
 
@@ -391,7 +388,8 @@ pub(crate) struct Take<'a> {
     pub(crate) ttl: Option<Duration>,
     /// Whether to queue if the mutex is held.
     pub(crate) queue: bool,
-    /// A token that gives up the mutex for this one, with the same time to live. Done before this token gets the mutex.
+    /// A token that gives up the mutex, or its position in the queue, for this one: as a FREE with the same time to live, in the same
+    /// step.
     pub(crate) instead: Option<&'a Token>,
 }
 
@@ -407,7 +405,7 @@ pub(crate) struct Leave<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MutexTaken {
     pub(crate) taken: Taken,
-    /// Whether the token in `instead` held the mutex until then. A repeated take answers false.
+    /// Whether the token in `instead` held the mutex until this step. A repeated take answers false.
     pub(crate) was_held: bool,
 }
 
@@ -423,7 +421,7 @@ pub(crate) enum Taken {
 /// The holder of a mutex.
 #[derive(Clone, Debug)]
 pub(crate) struct MutexHolder {
-    /// The value of the key: a token of ours, or a foreign client's value.
+    /// The value of the key: a token of this crate, or a foreign client's value.
     pub(crate) token: Bytes,
     pub(crate) remaining: Option<Duration>,
 }
@@ -441,7 +439,7 @@ pub(crate) struct TakePermit<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Create {
     pub(crate) capacity: u32,
-    /// How long it outlives its last use; never less than the longest lease.
+    /// How long the semaphore outlives its last use. It always outlives its permits' leases.
     pub(crate) idle_ttl: Duration,
 }
 
@@ -452,7 +450,7 @@ pub(crate) struct PermitTaken {
     pub(crate) available: u32,
     /// The capacity the semaphore was created with, which may differ from the requested one.
     pub(crate) created_with: u32,
-    /// When the next lease ends, if it is not renewed.
+    /// The time until the next lease of a permit ends, if it is not renewed.
     pub(crate) next_expiry: Option<Duration>,
 }
 
@@ -467,15 +465,15 @@ pub(crate) struct PermitFreed {
 #[derive(Clone, Debug)]
 pub(crate) struct SemaphoreState {
     pub(crate) created_with: u32,
-    /// Including the permits that were added.
+    /// Including the permits that [`SemaphoreChange::Add`] has added.
     pub(crate) capacity: u32,
     pub(crate) available: u32,
     pub(crate) waiting: u32,
     /// The holders with a running lease, and its remaining time, the earliest first.
     pub(crate) holders: Vec<(Token, Duration)>,
-    /// Whether this step created it.
+    /// Whether the step that answers this created the semaphore.
     pub(crate) created: bool,
-    /// How many permits this step took back because their leases had ended.
+    /// How many permits the step that answers this took back because their leases had ended.
     pub(crate) recovered: u32,
 }
 
@@ -502,7 +500,7 @@ pub(crate) enum KeyspaceAnswer {
     },
 }
 
-/// Identifies a member of a list.
+/// Identifies a member of a list (see [`Store::enlist`](super::Store::enlist)).
 pub(crate) type ListMember = [u8; 8];
 
 /// The result of a look-up with tags: the entries in the order of their keys, the ids in the order of their tags.
@@ -543,7 +541,7 @@ impl ChangedName {
     }
 }
 
-/// One entry of the log. The id is compared, not only the number: a server that has lost writes uses numbers again.
+/// One entry of the log. Positions are compared by id, too, not only by number: a server that has lost writes uses numbers again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogPosition {
     pub(crate) number: u64,
@@ -551,7 +549,7 @@ pub(crate) struct LogPosition {
 }
 
 /// The position up to which a node has applied the log, and the session in which it received that position: a mark is valid only
-/// on the connection of that answer.
+/// on the connection that brought it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) at: LogPosition,
@@ -564,9 +562,9 @@ pub(crate) struct Renewal {
     /// Identifies this RENEW.
     pub(crate) stamp: u64,
     pub(crate) mark: Option<Mark>,
-    /// A registry id that this node has known for a term: if the registry still has it, the registry is mature.
+    /// A registry id that this node has known for a term: if the registry still has this id, it becomes mature.
     pub(crate) known_registry: Option<Uuid>,
-    /// How long a right may last. The registry stores the longest.
+    /// How long this node's right to serve copies may last. The registry stores the longest term of all members.
     pub(crate) term: Duration,
 }
 
@@ -574,19 +572,19 @@ pub(crate) struct Renewal {
 #[derive(Clone, Debug)]
 pub(crate) struct Renewed {
     pub(crate) registry: RegistryState,
-    /// The announcements after the mark; `None` if they are not known: everything may have changed.
+    /// The announcements after the mark; `None` if the log does not have them all: then any value may have changed.
     pub(crate) announced: Option<Vec<LogRecord>>,
     /// The newest entry of the log, and the session of this answer.
     pub(crate) newest: Mark,
 }
 
-/// The state of the registry, which every answer contains.
+/// The state of a volume's registry, in the answers to RENEW and ANNOUNCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegistryState {
     pub(crate) registry_id: Uuid,
     /// Some process has known this registry id for a term.
     pub(crate) is_mature: bool,
-    /// The longest term of a member.
+    /// The longest term that any member has had.
     pub(crate) term: Duration,
 }
 
@@ -603,15 +601,15 @@ pub(crate) struct LogRecord {
 pub(crate) struct Announcement {
     /// The key of the volume: its name is the namespace and a colon.
     pub(crate) volume: Key,
-    /// A new id for each attempt: an earlier attempt may yet run, and its answer is not known.
+    /// A new id for each attempt at a change: an earlier attempt without an answer may still run, under its own id.
     pub(crate) id: Uuid,
     /// The number of the attempt at the change; an ANNOUNCE alone does not use it.
     pub(crate) attempt: AttemptNumber,
-    /// Makes a registry where there is none. Otherwise nothing is announced there.
+    /// Whether to create a registry where there is none. If not, nothing is announced there.
     pub(crate) creates: bool,
-    /// As in a [`Renewal`].
+    /// As [`Renewal::known_registry`].
     pub(crate) known_registry: Option<Uuid>,
-    /// For the registry, if it is made.
+    /// The term of the registry, if this step creates it.
     pub(crate) term: Duration,
 }
 

@@ -1,7 +1,7 @@
 //! Waiters for leases in one node (or in several nodes that share a memory store), and the hints that wake them.
 //!
 //! A waiter registers before it tries to acquire (invariant 3 of [`store`](crate::store)), so it also receives a hint
-//! that comes before the acquire's answer. Hints are merged: a waiter takes all hints since the last time as one
+//! that comes before the acquire's answer. Hints are merged: a waiter takes all hints since it last took some as one
 //! [`Hints`].
 
 use std::collections::HashMap;
@@ -13,9 +13,9 @@ use crate::sync::{Arc, Mutex, MutexGuard, Notify, lock};
 /// The hints to a waiter since it last took them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hints {
-    /// A holder of the lease has ended; the waiter may wait behind it for its outcome.
+    /// The lease of this holder has ended. The waiter's next ACQUIRE names it as `behind`, to get its outcome.
     pub(crate) finished: Option<Token>,
-    /// Set if the lease was handed to this waiter. The number says how many loads of this wave ended without a result before.
+    /// Set if the lease was handed to this waiter. The number says how many loads have vanished one after another before this one.
     pub(crate) granted: Option<u8>,
     /// The key was invalidated.
     pub(crate) invalidated: bool,
@@ -69,7 +69,7 @@ impl LeaseWaiters {
         }
     }
 
-    /// Notifies the waiters of `name`. False if there are none; for a grant, if none has the granted token.
+    /// Notifies the waiters of `name`. Returns false if there are none, or for a grant if none of them has the granted token.
     pub(crate) fn notify(&self, name: &str, hint: &Hint) -> bool {
         self.notify_where(name, hint, |_| true)
     }

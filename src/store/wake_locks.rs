@@ -1,13 +1,13 @@
-//! Registry of this process's waiters for locks, and their messages: grants and others, by token.
+//! Registry of this process's waiters for locks and of its holders, and their messages by token: grants and others ([`LockHint`]).
 //!
 //! A waiter registers before its first take (invariant 4 of locks in [`store`](crate::store)), so it also receives
 //! a grant that comes before the take's answer.
 //!
 //! Of all waiters for one lock in this process ([`WaitLine`]), only the first watches the clock ([`LockWaiter::watch`]):
-//! one command per process and period, however many wait. They share the known end of the lock's time: what one waiter
-//! learns is used by the next first. The others watch the first and send nothing. The first's future may not be polled, so
-//! a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and cannot become the
-//! first: they are registered by token only, as holders are.
+//! one command per process and period, however many wait. They share the known end of the lock's time: what the first has
+//! learned is used by the waiter that is first after it. The others watch the first and send nothing. The first's future may not be
+//! polled, so a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and cannot become
+//! the first: they are registered by token only, as holders are.
 
 #[cfg(test)]
 #[path = "../../tests/unit/store/lock_waiters_tests.rs"]
@@ -38,7 +38,7 @@ struct WaiterMap {
     /// How many waiters have registered so far.
     registered: u64,
     by_token: HashMap<Token, Arc<RegisteredLockWaiter>>,
-    /// The waiters in line, by the lock's key.
+    /// The waiters that are in a line, by the lock's key: neither holders nor waiters that poll.
     waiting: HashMap<Arc<str>, WaitLine>,
 }
 
@@ -87,15 +87,15 @@ impl LockWaiters {
         Some(Wake::and(waiter, None))
     }
 
-    /// Notifies the first waiter in line for this lock, except those that were just granted it, to take again: the lock may
+    /// Notifies the first waiter in line for this lock to take again, if possible one that was not just granted it: the lock may
     /// be free, now or sooner than was known. That take serves the waiter that is next in the queue, so the others need not
-    /// ask, unless the first is silent. `aside` is not notified: it holds the lock now.
+    /// send one, unless the first is silent. `aside` is not notified: it holds the lock now.
     pub(crate) fn notify_missed(&self, key: &str, aside: Option<&Token>) -> Option<Wake> {
         lock(&self.registry).waiting.get_mut(key)?.miss(aside)
     }
 
-    /// Notifies all holders, and the first waiter of each lock, that messages may have been lost. The first waiter's take
-    /// is enough for the lock to be handed on; [`AbsentWaiters`] checks the other waiters.
+    /// Notifies all holders, all waiters that poll, and the first waiter of each lock, that messages may have been lost. The first
+    /// waiter's take is enough for the lock to be handed on; [`AbsentWaiters`] checks the other waiters.
     pub(crate) fn notify_firsts_missed(&self) {
         let (firsts, holders): (Vec<_>, Vec<_>) = {
             let mut registry = lock(&self.registry);
@@ -137,7 +137,7 @@ impl LockWaiters {
         lock(&self.registry).by_token.contains_key(token)
     }
 
-    /// Whether a take may have been sent with this token before. Records that one is sent now.
+    /// Records that a take is sent with this token now. Returns whether another may have been sent with it before.
     pub(crate) fn begin_take(&self, token: &Token) -> bool {
         let registry = lock(&self.registry);
         registry.by_token.get(token).is_none_or(|waiter| {
@@ -188,12 +188,12 @@ impl LockWaiter {
         }
     }
 
-    /// Whether this is the first waiter for its lock in this process.
+    /// Whether this is the first waiter in line for its lock in this process.
     pub(crate) fn is_first(&self) -> bool {
         self.in_line(|line| line.is_first(&self.waiter)).unwrap_or_default()
     }
 
-    /// When this waiter must act by the clock, and how. It wants the lock for `ttl`, and would ask by itself at `own`.
+    /// When this waiter must act by the clock, and how. It wants the lock for `ttl`, and would send a take at `own` without the others.
     pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> ClockRole {
         let watched = self.in_line(|line| {
             line.hurry(ttl);
@@ -202,30 +202,30 @@ impl LockWaiter {
         watched.map_or(ClockRole::Look(own), |(watch, _)| watch)
     }
 
-    /// Records that the waiter asks now. Until its answer is due it does not count as silent.
+    /// Records that the waiter sends a take now. Until the answer is due, the waiter does not count as silent.
     pub(crate) fn asks(&self) {
         drop(self.in_line(|line| line.ask(&self.waiter)));
     }
 
-    /// Makes this waiter the first of its lock in this process if the present first one was silent. Returns whether it did; then the
-    /// waiter must send a TAKE at once.
+    /// Makes this waiter the first of its lock in this process if the present first waiter was silent. Returns whether it has become
+    /// the first; then it must send a TAKE at once.
     pub(crate) fn stands_in(&self) -> bool {
         self.in_line(|line| line.stand_in(&self.waiter)).unwrap_or_default()
     }
 
-    /// Records the answer to a take that was sent at `sent_at`: another token holds the lock until `ends`. An earlier grant
-    /// is void.
+    /// Records the answer to a take that was sent at `sent_at`: another token holds the lock until `ends`, for ever if `None`. A
+    /// grant that this waiter received earlier is void.
     pub(crate) fn is_busy(&self, sent_at: Instant, ends: Option<Instant>) {
         self.waiter.granted.store(false, Ordering::Relaxed);
         self.learn(sent_at, ends);
     }
 
-    /// Records that the lock is not free before `ends`, by the answer to a take that was sent at `sent_at`.
+    /// Records that the lock is not free before `ends`, never if `None`, by the answer to a take that was sent at `sent_at`.
     pub(crate) fn learn(&self, sent_at: Instant, ends: Option<Instant>) {
         drop(self.in_line(|line| line.learn(&self.waiter, sent_at, ends)));
     }
 
-    /// Runs `act` on this waiter's line; the waiter is not silent any more. A `Wake` in the result must be dropped after
+    /// Runs `act` on the line of this waiter's lock; the waiter is not silent any more. A `Wake` in the result must be dropped after
     /// this returns.
     fn in_line<T>(&self, act: impl FnOnce(&mut WaitLine) -> T) -> Option<T> {
         let mut registry = lock(&self.grants.registry);
@@ -256,13 +256,14 @@ impl Drop for LockWaiter {
     }
 }
 
-/// The longest time by which the first waiter may be late.
+/// By how much the first waiter of a line may be late, at the most, before another waiter replaces it.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// The shortest: on a busy machine a shorter delay does not mean silence.
+/// The least patience, for waiters that want the lock for a short time: on a busy machine a shorter delay does not mean that the
+/// first waiter is silent.
 const LEAST_PATIENCE: Duration = Duration::from_millis(50);
-/// How long the first waiter may take to get an answer.
+/// How long the first waiter may wait for the answer to a take before it counts as silent.
 const ANSWER: Duration = Duration::from_millis(500);
-/// Answers about the same moment differ by their round trips.
+/// Two answers that report the same end of the lock's time may differ by this, because of their round trips.
 const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
 
 /// The waiters of one process for one lock.
@@ -274,13 +275,13 @@ pub(crate) struct WaitLine {
     /// does anything, so the others wait for it only once.
     silent: Vec<Arc<RegisteredLockWaiter>>,
     known: Option<KnownHolder>,
-    /// When the first asks at the latest.
+    /// When the first waiter sends its next take at the latest.
     due: Option<Instant>,
-    /// Until when the first may wait for an answer.
+    /// Until when the first waiter may wait for the answer to its take.
     answer: Option<Instant>,
-    /// How late the first may be: less if a time to live is short.
+    /// By how much the first waiter may be late before another replaces it: less if a time to live is short.
     patience: Duration,
-    /// Until when other waiters may sleep without checking `due`.
+    /// The latest moment until which any of the other waiters may sleep without checking `due`.
     asleep: Option<Instant>,
 }
 
@@ -291,16 +292,16 @@ struct KnownHolder {
     at: Instant,
     /// `None`: for ever.
     ends: Option<Instant>,
-    /// A message said that this has changed, and no waiter has an answer since.
+    /// A message said that this has changed, and no waiter has received an answer to a take since.
     is_open: bool,
 }
 
 /// What a waiter must do by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClockRole {
-    /// It is the first: ask at this moment.
+    /// The waiter is the first: it sends a take at this moment.
     Look(Instant),
-    /// Check at this moment whether the first was silent; `None` if it is not known when the first should ask.
+    /// The waiter checks at this moment whether the first was silent; `None` if it is not known when the first should send a take.
     Stand(Option<Instant>),
 }
 
@@ -343,7 +344,7 @@ impl WaitLine {
         }
     }
 
-    /// When `waiter` must act by the clock, and how. It would ask by itself at `own`.
+    /// When `waiter` must act by the clock, and how. It would send a take at `own` without the others.
     fn watch(&mut self, waiter: &Arc<RegisteredLockWaiter>, own: Instant) -> (ClockRole, Option<Wake>) {
         let now = Instant::now();
         if self.is_first(waiter) {
@@ -364,7 +365,7 @@ impl WaitLine {
         self.patience = self.patience.min(patience);
     }
 
-    /// `waiter` asks now. If it is the first, the others wait for its answer.
+    /// `waiter` sends a take now. If it is the first, the others wait for its answer.
     fn ask(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> Option<Wake> {
         if !self.is_first(waiter) {
             return None;
@@ -374,12 +375,12 @@ impl WaitLine {
         self.expect(self.due.map_or(now, |due| due.min(now)))
     }
 
-    /// The moment from which on the first counts as silent.
+    /// The moment from which on the first waiter counts as silent; `None` if no take of it is expected.
     fn silent_from(&self) -> Option<Instant> {
         Some(self.due.max(self.answer)? + self.patience)
     }
 
-    /// Makes `waiter` the first if the first was silent; true if it did, and then `waiter` must ask at once.
+    /// Makes `waiter` the first if the present first was silent. Returns whether it has become the first; then it must send a take at once.
     fn stand_in(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> bool {
         let now = Instant::now();
         if self.is_first(waiter) || self.silent_from().is_none_or(|from| now < from) {
@@ -395,8 +396,8 @@ impl WaitLine {
         true
     }
 
-    /// Sets when the first asks at the latest. Returns the waiters to wake: those that sleep for longer than they may if
-    /// the first is silent. They then check everything that has changed, so they are woken at most once per patience.
+    /// Sets when the first sends its next take at the latest. Returns the waiters to wake: all others, if they sleep for longer than
+    /// they may if the first is silent. A small difference wakes none, so they are woken at most a few times per `patience`.
     fn expect(&mut self, due: Instant) -> Option<Wake> {
         self.due = Some(due);
         let until = due + self.patience;
@@ -411,8 +412,8 @@ impl WaitLine {
         Some(Wake(others))
     }
 
-    /// As [`LockWaiter::learn`]. Returns the waiters to wake: the first, if it sleeps until a later end that was known
-    /// before.
+    /// As [`LockWaiter::learn`]. Returns the waiters to wake: the first, if it sleeps until the end that was known before, and that
+    /// end is later than `ends`.
     fn learn(
         &mut self,
         waiter: &Arc<RegisteredLockWaiter>,
@@ -445,7 +446,7 @@ impl WaitLine {
         Some(Wake::and(first, self.expect(now)))
     }
 
-    /// As [`miss`](Self::miss), because no messages arrived for a time.
+    /// As [`miss`](Self::miss); also marks the notified waiter's hint with the reason: no messages arrived for a time.
     fn miss_in_silence(&mut self) -> Option<Wake> {
         let wake = self.miss(None)?;
         if let Some(first) = wake.0.last() {
@@ -454,8 +455,8 @@ impl WaitLine {
         Some(wake)
     }
 
-    /// Removes a waiter. Returns the waiters to wake: the new first, if the first has changed or no waiter has asked
-    /// since the last message.
+    /// Removes a waiter. Returns the waiters to wake: the first of the remaining ones, if the first was removed or no take was
+    /// answered since the last message.
     fn remove(&mut self, waiter: &Arc<RegisteredLockWaiter>) -> Option<Wake> {
         self.hear(waiter);
         let at = self.waiters.iter().position(|other| Arc::ptr_eq(other, waiter))?;
@@ -472,7 +473,7 @@ impl WaitLine {
         }
         let now = Instant::now();
         self.answer = self.answer.filter(|_| at > 0);
-        // Until the new first sets its own moment.
+        // This moment applies until the new first calls `watch`.
         let due = self.known.and_then(|known| known.ends).map_or(now, |ends| ends.max(now));
         Some(Wake::and(first, self.expect(due)))
     }
@@ -489,7 +490,7 @@ pub(crate) struct LockHints {
     pub(crate) broken: bool,
     /// A message may have been missed, or the lock's time has changed: take again.
     pub(crate) missed: bool,
-    /// `missed`, because no messages arrived for a time.
+    /// `missed` is set because no messages arrived for a time.
     pub(crate) is_silent: bool,
     /// The waiter must call `watch` again: it has become the first of its lock in this process, or it must act earlier than its
     /// [`ClockRole`] said.
@@ -512,12 +513,12 @@ pub(crate) enum LockHint {
 
 #[derive(Debug)]
 struct RegisteredLockWaiter {
-    /// Its number in the order of registration.
+    /// This waiter's number in the order of registration.
     number: u64,
     key: Arc<str>,
     token: Token,
     notified: Mutex<LockHints>,
-    /// Whether it was granted the lock, so that it need not be notified to ask.
+    /// Whether it was granted the lock, so that it need not be notified to take again.
     granted: AtomicBool,
     /// Twice the number of takes that were sent for it, each of which may have queued it, plus one if the last was
     /// answered.
@@ -564,14 +565,15 @@ impl Drop for Wake {
 }
 
 /// The waiters of one lock in this process, except the first, that must be looked up in the lock's queue, because messages may have been
-/// lost. The first waiter is notified to ask. Any other waiter that is found in the queue is removed from here and needs to do nothing,
-/// because it will receive its grant. A waiter that is not in the queue was passed over, or its grant was lost, and it must ask.
+/// lost. The first waiter is notified to take again. Any other waiter that is found in the queue is removed from here and needs to do
+/// nothing, because it will receive its grant. A waiter that is not in the queue was passed over, or its grant was lost, and it must
+/// take again.
 pub(crate) struct AbsentWaiters {
     pub(crate) name: LockName,
     waiters: HashMap<Token, Absent>,
 }
 
-/// A waiter that was not found in the queue.
+/// A waiter that was not found in the queue, or not looked for yet.
 pub(crate) struct Absent {
     waiter: Arc<RegisteredLockWaiter>,
     /// The waiter's counter of takes before the queue was read.
@@ -611,7 +613,7 @@ impl AbsentWaiters {
         self.waiters.remove(token);
     }
 
-    /// Notifies the waiter with this token to ask, if it is one of these waiters.
+    /// Notifies the waiter with this token to take again, if it is one of these waiters.
     pub(crate) fn notify(&self, token: &Token) {
         if let Some(absent) = self.waiters.get(token) {
             absent.notify();
@@ -627,11 +629,11 @@ impl AbsentWaiters {
 }
 
 impl Absent {
-    /// Notifies the waiter to ask, unless it has sent a take meanwhile.
+    /// Notifies the waiter to take again, unless its last take was answered before the queue was read and it has sent another since.
     pub(crate) fn notify(&self) {
         let waiter = &self.waiter;
-        // If its last take was answered before the queue was read, it is not in the queue: with 0 its next take does not
-        // search the queue for it.
+        // If its last take was answered before the queue was read, the waiter is not in the queue: with a counter of 0, its next
+        // take does not search the queue for it.
         let was_answered = self.takes % 2 == 1;
         if was_answered
             && waiter.asked.compare_exchange(self.takes, 0, Ordering::Relaxed, Ordering::Relaxed).is_err()

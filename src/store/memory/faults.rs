@@ -95,7 +95,7 @@ impl MemoryStore {
         if registry { volume.registry.take().is_some() } else { !std::mem::take(&mut volume.log).is_empty() }
     }
 
-    /// Changes one byte of the entry; returns whether there is one.
+    /// Changes one byte of the entry; returns false if there is no entry, or an empty one.
     pub(crate) fn spoil(&self, name: &str, at: usize) -> bool {
         let mut records = self.records();
         let entry = records.by_name.get_mut(name).and_then(|record| record.entry.as_mut());
@@ -113,13 +113,13 @@ impl MemoryStore {
         self.shared.clock_at(Instant::now())
     }
 
-    /// Moves the store's clock, which decides on freshness, and all expiries except those of tags and locks.
+    /// Moves the store's clock, which decides on freshness, and the expiries of entries, leases, queues and outcomes.
     pub(crate) fn step_clock(&self, by_ms: i64) {
         self.shared.faults.ahead_ms.fetch_add(by_ms, Ordering::Relaxed);
         self.records().step(by_ms);
     }
 
-    /// Sends a message, true or false, to a waiter for a lock or to a holder.
+    /// Sends a message, whether it is true or not, to the waiter for a lock or the holder with this token.
     pub(crate) fn notify_lock(&self, token: &Token, hint: LockHint) {
         drop(self.shared.grants.notify(token, hint));
     }

@@ -12,7 +12,7 @@ use crate::store::load_limit::{EndedLoad, LimitState, LoadLimit};
 use crate::store::protocol::*;
 use crate::store::wake_locks::{LockHint, LockWaiters, Notification, Wake};
 
-/// How long a queue lasts if the mutex does not expire for its holder, or would not for the waiter.
+/// How long a queue lasts if the mutex has no time to live under its holder, or a waiter wants it without one.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Default)]
@@ -41,12 +41,12 @@ struct MutexOwner {
     until: Option<Instant>,
 }
 
-/// One step at one moment, and the waiters that it has notified. They are woken when the step is dropped.
+/// One step at one moment, and the waiters that it has notified, which are woken when the step is dropped.
 pub(super) struct LockStep<'a> {
     /// The lock's key.
     pub(super) key: &'a Arc<str>,
     pub(super) now: Instant,
-    /// The clock in microseconds: the least value of a new fence.
+    /// The store's clock in microseconds: the least value of a new fence.
     pub(super) now_us: u64,
     pub(super) grants: &'a LockWaiters,
     /// Notifies the waiter with this token; returns whether there is one, and its wake-up.
@@ -62,7 +62,7 @@ impl LockStep<'_> {
         is_received
     }
 
-    /// Notifies the waiters for a lock, except its present holder `aside`, that its time ends sooner than they know.
+    /// Notifies the waiters for the step's lock, except its present holder `aside`, that the lock's time ends sooner than they know.
     fn notify_sooner(&mut self, aside: Option<&Token>) {
         self.wakes.extend(self.grants.notify_missed(self.key, aside));
     }
@@ -152,7 +152,7 @@ impl Mutexes {
         held
     }
 
-    /// The mutex's record, without expired parts, and the latest fence.
+    /// The mutex's record without its expired parts, created if there is none, and the latest fence of any mutex.
     fn record(&mut self, step: &LockStep<'_>) -> (&mut MutexRecord, &mut u64) {
         let now = step.now;
         if self.sweep.is_due(self.by_key.len()) {
@@ -167,7 +167,7 @@ impl Mutexes {
         (record, &mut self.fence)
     }
 
-    /// Drops an empty record.
+    /// Drops the mutex's record, if it is empty.
     fn tidy(&mut self, step: &LockStep<'_>) {
         if self.by_key.get(step.key).is_some_and(MutexRecord::is_empty) {
             self.by_key.remove(step.key);
@@ -182,7 +182,8 @@ impl QueuePosition {
 }
 
 impl MutexRecord {
-    /// Takes the mutex from this token and returns the holder; else gives up the token's position in the queue.
+    /// Takes the mutex from this token and returns its record as the holder; `None` if it does not hold the mutex: then its
+    /// position in the queue is given up.
     fn leave(&mut self, token: &Token, ttl: Option<Duration>) -> Option<MutexOwner> {
         let held = self.holder.take_if(|holder| holder.token == *token);
         if held.is_none() {
@@ -192,7 +193,7 @@ impl MutexRecord {
     }
 
     /// Hands a free mutex to the first waiter in the queue that can be reached. Stops at `own` and removes it from the
-    /// queue: that token takes the mutex itself. `before` is the previous holder, if known.
+    /// queue: that token takes the mutex itself. `before` is the holder that this step has removed, if any.
     fn pass_on(
         &mut self,
         step: &mut LockStep<'_>,
@@ -208,7 +209,7 @@ impl MutexRecord {
             if step.notify(&token, LockHint::Granted { fence }) {
                 let until = end(step.now, ttl);
                 self.holder = Some(MutexOwner { token, fence, until });
-                // The waiters sleep until the previous holder's end.
+                // The other waiters sleep until the previous holder's end.
                 let slept_on = before.and_then(|before| before.until);
                 if !self.queue.is_empty() && is_sooner(until, slept_on) {
                     step.notify_sooner(None);
@@ -218,7 +219,7 @@ impl MutexRecord {
         }
     }
 
-    /// Keeps the queue for at least twice the longest time until a waiter asks again.
+    /// Keeps the queue for at least twice the longest time until a waiter takes again.
     fn keep_queue(&mut self, now: Instant, ttl: Option<Duration>, remaining: Option<Duration>) {
         let longest = ttl.zip(remaining).map(|(ttl, remaining)| ttl.max(remaining));
         let keep =
@@ -248,12 +249,12 @@ fn next(fence: &mut u64, step: &LockStep<'_>) -> u64 {
     *fence
 }
 
-/// Whether `until` is before `than`; `None` is never.
+/// Whether `until` is before `than`; `None` stands for a moment that never comes.
 fn is_sooner(until: Option<Instant>, than: Option<Instant>) -> bool {
     until.is_some_and(|until| than.is_none_or(|than| until < than))
 }
 
-/// When a time to live ends; `None` if that is beyond what an `Instant` can represent.
+/// When a time to live ends; `None` without one, or if the end is beyond what an `Instant` can represent.
 fn end(now: Instant, ttl: Option<Duration>) -> Option<Instant> {
     now.checked_add(ttl?)
 }
@@ -299,7 +300,8 @@ impl Semaphores {
         }
     }
 
-    /// Frees a permit; also counts the load of a permit that was held, if its load has `ended`.
+    /// Frees a permit, or gives up the token's position in the queue. If the token held a permit of a load limit, also counts the load
+    /// that has `ended`.
     pub(super) fn free(
         &mut self,
         step: &mut LockStep<'_>,
@@ -317,7 +319,7 @@ impl Semaphores {
         if !was_held {
             record.queue.retain(|(queued, theirs)| queued != token || *theirs != lease);
         }
-        // Before the permit is given away: the limit may have become lower.
+        // Before the freed permit goes to a waiter, because the limit may become lower.
         let limit = ended.filter(|_| was_held).map(|ended| record.end_load(step.now, token, ended));
         record.serve(step, None);
         record.finish(step, slept_on);
@@ -398,7 +400,7 @@ impl SemaphoreRecord {
         self.capacity.saturating_sub(count(self.holders.len()))
     }
 
-    /// Counts a load whose permit was given back. The capacity follows the law.
+    /// Counts a load whose permit was given back, and sets the capacity to the law's new limit.
     fn end_load(&mut self, now: Instant, token: &Token, ended: EndedLoad) -> LimitState {
         let waits = !self.queue.is_empty();
         let idle = self.holders.is_empty() && !waits;
@@ -410,7 +412,7 @@ impl SemaphoreRecord {
     }
 
     /// Removes the permits whose leases have ended. Returns how many there were, and until when the waiters
-    /// sleep; `None` if there are no waiters.
+    /// sleep (the end of the first lease); `None` if there are no waiters.
     fn sweep(&mut self, now: Instant) -> (u32, Option<Instant>) {
         let first = self.holders.first().map_or_else(|| later(now, Duration::MAX), |(end, _)| *end);
         let ended = self.holders.partition_point(|(end, _)| *end <= now);
@@ -418,7 +420,7 @@ impl SemaphoreRecord {
         (count(ended), (!self.queue.is_empty()).then_some(first))
     }
 
-    /// Restarts a permit's lease; returns whether the token has one.
+    /// Restarts the lease of the token's permit; returns whether the token has a permit.
     fn renew(&mut self, now: Instant, token: &Token, lease: Duration) -> bool {
         let at = self.holders.iter().position(|(_, holder)| holder == token);
         if let Some(at) = at {
@@ -436,8 +438,8 @@ impl SemaphoreRecord {
         self.holders.insert(at, holder);
     }
 
-    /// Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the
-    /// calling token: it gets no message. Returns whether it got a permit.
+    /// Gives the available permits to the waiters that can be reached, in the order of the queue. `own` is the
+    /// calling token: it gets no message. Returns whether `own` got a permit.
     fn serve(&mut self, step: &mut LockStep<'_>, own: Option<&Token>) -> bool {
         let mut reached = false;
         while self.available() > 0
@@ -453,7 +455,7 @@ impl SemaphoreRecord {
     }
 
     /// Ends a step: notifies the waiters if a lease ends before they wake; keeps the semaphore for its idle
-    /// time, and for longer than its leases last.
+    /// time, or for twice the time until its last lease ends, if that is longer.
     fn finish(&mut self, step: &mut LockStep<'_>, slept_on: Option<Instant>) {
         let now = step.now;
         if let (Some(then), Some((first, _))) = (slept_on, self.holders.first())

@@ -37,9 +37,9 @@ use crate::sync::lock;
 /// An in-process store: bounded, and shared by its clones.
 ///
 /// Guards made from clones of one `MemoryStore` coordinate like replicas on one Redis. Time is
-/// Tokio's, so a paused clock drives it.
+/// Tokio's, so a test can pause and advance it.
 ///
-/// When it is full, the entries closest to their expiry go first.
+/// When the store is full, the entries that expire soonest are dropped first.
 ///
 /// # Examples
 ///
@@ -67,11 +67,11 @@ struct MemoryShared {
     faults: Faults,
 }
 
-/// What a test does to a memory store.
+/// The faults that a test injects into a memory store.
 #[cfg(feature = "testing")]
 #[derive(Default)]
 struct Faults {
-    /// How far the clock is ahead.
+    /// How far the store's clock is ahead of Tokio's.
     ahead_ms: std::sync::atomic::AtomicI64,
     /// Weak, because the notifier's owner holds the store.
     notifier: std::sync::OnceLock<Weak<dyn Notifier>>,
@@ -83,7 +83,7 @@ pub(crate) trait Notifier: Send + Sync {
     /// Notifies the waiters of a key that are not in the store's own registry, as [`LeaseWaiters::notify`] does.
     fn notify(&self, name: &str, hint: &Hint) -> bool;
 
-    /// Notifies a waiter for a lock, or a holder, by `notify`, or does not.
+    /// Delivers a message to the waiter for a lock or the holder with this token by calling `notify`, now or later, or loses it.
     fn notify_lock(
         &self,
         token: &Token,
@@ -101,12 +101,12 @@ impl MemoryStore {
     }
 
     /// A store of up to `bytes` bytes. The limit applies to entries, the outcomes that failed loads leave for
-    /// their waiters, and the ids of tags, each with its name and the maps' overhead of about half a KiB. A value
-    /// that is larger than the whole store is not stored.
+    /// their waiters, the ids of tags, and the lists of HTTP variants, each with its name and the maps' overhead of
+    /// about half a KiB. A value that is larger than the whole store is not stored.
     ///
     /// Tags use at most a quarter of the store, and so do the lists of HTTP variants. The least recently used
-    /// go first; a value whose tag was dropped is a miss. The limit does not apply to leases, queues and locks in
-    /// use.
+    /// tags and lists are dropped first; a value whose tag was dropped is a miss. The limit does not apply to leases,
+    /// queues and locks in use.
     pub fn with_capacity(bytes: usize) -> Self {
         let started_ms =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -195,7 +195,7 @@ pub(crate) struct MemoryNode {
 }
 
 impl MemoryNode {
-    /// Wakes all waiters of the key, as the last part of a step.
+    /// Empties the key's queue and wakes all its waiters, as the last part of a step.
     fn wake(&self, mut records: MutexGuard<'_, KeyRecords>, key: &Key, hint: &Hint) {
         if let Some(record) = records.by_name.get_mut(key.name()) {
             record.queue.clear();
@@ -205,7 +205,7 @@ impl MemoryNode {
         self.store.shared.notify(key.name(), hint);
     }
 
-    /// Ends the lease if it is the token's: changes the key's records by `end`, and wakes all waiters.
+    /// Ends the lease if it is the token's: then also changes the records by `end`, and wakes all waiters of the key.
     fn end_lease(
         &self,
         key: &Key,
@@ -411,7 +411,7 @@ impl MemoryNode {
         vec![memory]
     }
 
-    /// Runs a step on the locks at once and returns its answer.
+    /// Runs a step on the locks and returns its answer. The waiters that it has notified are woken after the lock is released.
     fn step<T>(
         &self,
         key: &Arc<str>,
@@ -460,14 +460,14 @@ impl MemoryNode {
         self.store.shared.grants.register(name, token)
     }
 
-    /// A mutex of this store changes only through this contract, which notifies its waiters.
+    /// Always `Yes`: a mutex of a memory store changes only by the commands of this crate, which notify its waiters.
     pub(super) fn announce_key_changes(&self, _name: &LockName) -> StoreResult<KeyspaceAnswer> {
         Ok(KeyspaceAnswer::Yes)
     }
 }
 
-/// Ids may use at most this fraction (`1 / PART`) of the store; so may lists, and the numbers of attempts. Beyond it
-/// the least recently used are dropped, whatever their lifetime: without its id a value is a miss, and without its list
+/// The ids of tags may use at most this fraction (`1 / PART`) of the store; so may lists, and the numbers of attempts. Beyond it
+/// the least recently used are dropped, whatever their lifetime: without the id of its tag a value is a miss, and without its list
 /// a resource may have more variants than its policy allows.
 const PART: usize = 4;
 
@@ -501,7 +501,7 @@ impl KeyRecords {
         if !has_room {
             return false;
         }
-        // `make_room` may have dropped the list itself; then it starts anew.
+        // `make_room` may have dropped this very list; then a new one begins with this member.
         match self.lists.get(name) {
             Some(members) => {
                 members.push(member);
@@ -590,7 +590,7 @@ impl MemoryNode {
         lock(&self.store.shared.volumes.listeners).get(&node).and_then(Weak::upgrade)
     }
 
-    /// ANNOUNCE. The members are notified outside the locks, after the step.
+    /// ANNOUNCE. The members are notified after the step, when its lock is released.
     pub(super) fn announce(&self, announcement: &Announcement, name: &ChangedName) -> StoreResult<Announced> {
         let volume = announcement.volume.name();
         let announced = {

@@ -3,10 +3,10 @@
 //! [`KeyRecords`] has the entries, leases, queues and outcomes of all keys. An [`ExpiringMap`] has small values, each
 //! with a lifetime, and is bounded in bytes: the least recently used go first.
 //!
-//! Expired entries and outcomes are dropped at each step. A map is swept for other expired data each time it has doubled
-//! ([`Sweep`]), so that the sweeps cost a constant share of each step.
+//! Expired entries and outcomes are dropped at each step that reads a key. A map is swept for other expired data each time it has
+//! doubled ([`Sweep`]), so that the sweeps cost a constant share of each step.
 //!
-//! The registries and logs of a memory store's volumes.
+//! [`Volumes`] has the registries and logs of a memory store's volumes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, Weak};
@@ -21,7 +21,7 @@ use crate::store::protocol::{
     ReceivedAnnouncement, RegistryState, Renewal, Renewed, Token, VolumeListener,
 };
 
-/// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map when it
+/// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map of records when that
 /// is least filled, and one of the expiry index. Measured:
 /// `memory::a_store_full_of_small_values_takes_no_more_than_its_capacity`.
 const AROUND_RECORD: usize = 480;
@@ -44,7 +44,7 @@ pub(super) struct KeyRecords {
     /// The bytes of entries and outcomes, with their overhead.
     pub(super) bytes: usize,
     serial: u64,
-    /// The most bytes in use.
+    /// How many bytes may be in use.
     pub(super) capacity: usize,
     /// When `by_name` is next swept, for expired leases and queues of keys that are not used again.
     next_sweep: Sweep,
@@ -107,7 +107,7 @@ impl KeyRecords {
         self.tidy(name);
     }
 
-    /// Drops an empty record.
+    /// Drops the key's record, if it is empty.
     pub(super) fn tidy(&mut self, name: &str) {
         if self.by_name.get(name).is_some_and(KeyRecord::is_empty) {
             self.by_name.remove(name);
@@ -145,9 +145,9 @@ impl KeyRecords {
         self.by_name.entry(name.into()).or_default().ending = Some(Box::new(left));
     }
 
-    /// Makes room for `size` bytes; false if they exceed the capacity. Entries go first: waiters whose outcome was
-    /// dropped would all load at once. Ids and lists have their own bound, and go only for a value that is larger than
-    /// the rest of the store.
+    /// Makes room for `size` bytes; false if they exceed the capacity. Entries are dropped before outcomes: waiters whose outcome was
+    /// dropped would all load at once. Ids, lists and numbers of attempts have their own bounds, and are dropped only for a value that
+    /// is larger than the rest of the store.
     pub(super) fn make_room(&mut self, size: usize) -> bool {
         if size > self.capacity {
             return false;
@@ -173,7 +173,7 @@ impl KeyRecords {
         (moment, self.serial)
     }
 
-    /// The key's record, without expired parts.
+    /// The key's record without its expired parts, created if there is none.
     pub(super) fn record(&mut self, name: &str) -> &mut KeyRecord {
         let now = Instant::now();
         self.sweep(now);
@@ -202,7 +202,7 @@ fn expired(by_expiry: &mut BTreeMap<ExpiryIndex, Box<str>>, now: Instant) -> Opt
 }
 
 impl KeyRecord {
-    /// Adds the token to the queue once, and keeps the queue for twice the longest time that a waiter may sleep.
+    /// Adds the token to the queue, unless it is there, and keeps the queue for twice `longest`, the time that a waiter may sleep.
     pub(super) fn queue(&mut self, token: &Token, now: Instant, longest: Duration) {
         if !self.queue.contains(token) {
             self.queue.push_back(token.clone());
@@ -240,7 +240,7 @@ pub(super) struct ExpiringMap<V> {
     /// The order in which values are dropped when there is no room.
     by_turn: BTreeMap<u64, Box<str>>,
     turns: u64,
-    /// Including the names.
+    /// The bytes of all values, with their names and overhead.
     bytes: usize,
     next_sweep: Sweep,
 }
@@ -250,7 +250,7 @@ struct ExpiringValue<V> {
     bytes: usize,
     until: Instant,
     turn: u64,
-    /// Whether it was used since it got this turn. If so, it gets a new turn instead of being dropped; moving it at
+    /// Whether the value was used since it got this turn. If so, it gets a new turn instead of being dropped. A new turn at
     /// each use would make every reader pay for a change of the map.
     was_used: bool,
 }
@@ -289,7 +289,7 @@ impl<V> ExpiringMap<V> {
         self.by_name.get_mut(name).filter(|entry| entry.until > now)
     }
 
-    /// Makes room for `bytes` more within `most`; false if there is not enough.
+    /// Drops values until `bytes` more fit into `most`; false if they do not even fit into an empty map.
     pub(super) fn make_room(&mut self, bytes: usize, most: usize) -> bool {
         if self.next_sweep.is_due(self.by_name.len()) {
             self.forget_expired();
@@ -336,7 +336,7 @@ impl<V> ExpiringMap<V> {
         }
     }
 
-    /// Drops the least recently used value; false if there is none.
+    /// Drops the value with the earliest turn among those that were not used since, or have expired; false if the map is empty.
     fn drop_one(&mut self) -> bool {
         let now = Instant::now();
         while let Some((_, name)) = self.by_turn.pop_first() {
@@ -356,7 +356,7 @@ impl<V> ExpiringMap<V> {
     }
 }
 
-/// The moment after `duration`, or one that stands for never.
+/// The moment `duration` after `now`, or one so late that it stands for never.
 pub(super) fn later(now: Instant, duration: Duration) -> Instant {
     const NEVER: Duration = Duration::from_secs(1 << 40);
     now + duration.min(NEVER)

@@ -1,5 +1,5 @@
-//! Where connections lead to: [`Endpoint`] for all kinds of deployments, and [`SingleEndpoint`] for one server, or one name
-//! that leads to it.
+//! Where connections lead to: [`Endpoint`] for all kinds of deployments, and [`SingleEndpoint`] for one server at a fixed address
+//! or name.
 //!
 //! [`ServerAddress`] is one server: its clients, its clock, and whether it is a primary.
 
@@ -27,7 +27,7 @@ pub(crate) trait Endpoint: Send + Sync {
         self.locate()
     }
 
-    /// How long [`locate`](Self::locate) may take, at the least.
+    /// How much time a caller must at least allow [`locate`](Self::locate).
     fn locating(&self) -> Duration {
         Duration::ZERO
     }
@@ -54,8 +54,8 @@ pub(crate) trait Endpoint: Send + Sync {
         false
     }
 
-    /// Whether another server is the primary now, according to the sentinels. Called now and then, and soon after a
-    /// [`doubt`](Self::doubt).
+    /// Whether another server is the primary now, according to the sentinels. Called from time to time; the sentinels are queried
+    /// sooner after a [`doubt`](Self::doubt).
     fn has_been_replaced(&self) -> BoxFuture<'_, bool> {
         ready(false).boxed()
     }
@@ -63,12 +63,12 @@ pub(crate) trait Endpoint: Send + Sync {
     /// Records that the server has lost its replicas: it may be cut off from the sentinels too.
     fn doubt(&self) {}
 
-    /// Whether it is a node of a cluster.
+    /// Whether this leads to a node of a cluster.
     fn is_node(&self) -> bool {
         false
     }
 
-    /// Whether the node at `address` is no longer part of the cluster. Messages would not reach it.
+    /// Whether the node at `address` is no longer part of the cluster. A subscription there would receive no messages.
     fn has_lost(&self, _address: &str) -> bool {
         false
     }
@@ -97,7 +97,7 @@ pub(crate) trait Endpoint: Send + Sync {
 /// A server to connect to.
 pub(crate) struct Located {
     pub(crate) server: Arc<ServerAddress>,
-    /// Its address, if it is any of several nodes of a cluster.
+    /// The server's address, if it was chosen among several nodes of a cluster.
     pub(crate) node: Option<String>,
 }
 
@@ -109,7 +109,7 @@ impl From<Arc<ServerAddress>> for Located {
 
 pub(crate) struct SingleEndpoint {
     server: Arc<ServerAddress>,
-    /// Whether it is a node of a cluster. Its role is not checked then: a replica redirects a command for a key to its master.
+    /// Whether the server is a node of a cluster. Its role is not checked then: a replica redirects a command for a key to its master.
     is_node: bool,
 }
 
@@ -146,9 +146,10 @@ impl Endpoint for SingleEndpoint {
 /// A server, with a client for each kind of connection.
 pub(crate) struct ServerAddress {
     pub(crate) commands: Client,
-    /// In RESP2, where messages and replies cannot be confused. Not used where credentials rotate: see `connector.rs`.
+    /// The client for messages, in RESP2, where messages and replies cannot be confused. Not used if credentials rotate: see
+    /// `connector.rs`.
     pub(crate) inbox: Client,
-    /// Whether it has refused ROLE.
+    /// Whether the server has refused ROLE.
     hides_role: AtomicBool,
 }
 
@@ -167,8 +168,8 @@ impl ServerAddress {
         }
     }
 
-    /// Reads its clock. Returns an error if ROLE says that it is a replica, because a replica answers reads for ever.
-    /// Without the right to ROLE, the first write fails instead.
+    /// Reads the server's clock. Returns an error if ROLE says that the server is a replica: it would answer reads for ever.
+    /// Without the right to ROLE, only the first write shows that.
     pub(crate) async fn look(
         &self,
         connection: &mut MultiplexedConnection,
@@ -190,7 +191,7 @@ impl ServerAddress {
     }
 }
 
-/// `client` with a socket that detects a dead peer, and without CLIENT SETINFO.
+/// `client`, changed to use sockets that detect a dead peer, and no CLIENT SETINFO.
 fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
     let info = client.get_connection_info().clone();
     let mut tcp = info.tcp_settings().clone().set_nodelay(true);
@@ -201,7 +202,7 @@ fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
         let keepalive = keepalive.with_interval(Duration::from_secs(1)).with_retries(3);
         tcp = tcp.set_keepalive(keepalive);
     }
-    // Keepalive is not sent while data is in flight; without this bound the kernel retransmits to a dead peer for a
+    // Keepalive is not sent while sent data is unacknowledged; without this bound the kernel retransmits to a dead peer for a
     // quarter of an hour.
     #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
     if tcp.user_timeout().is_none() {
@@ -222,7 +223,7 @@ fn rebuilt(client: &Client, protocol: Option<ProtocolVersion>) -> Client {
 /// Reads the server's clock, together with a PING that shows whether it serves data: TIME alone is answered while a dump
 /// is loading, and by a replica that has lost its primary.
 ///
-/// `None` if TIME is refused: then there is no common clock, but the connection stays. With `role`, returns an error
+/// `None` if TIME is refused: then there is no common clock, but the connection stays open. With `role`, returns an error
 /// unless the server is a primary.
 pub(crate) async fn read_clock(
     connection: &mut MultiplexedConnection,
@@ -233,7 +234,7 @@ pub(crate) async fn read_clock(
     reading(answers, at)
 }
 
-/// Sends PING, TIME and, if `role`, ROLE. Returns the answers and the moment of the reading.
+/// Sends PING, TIME and, if `role`, ROLE. Returns the answers to PING and TIME, that to ROLE, and the moment of the reading.
 async fn ask(
     connection: &mut MultiplexedConnection,
     role: bool,
@@ -255,7 +256,7 @@ async fn ask(
         (Err(_), Value::ServerError(refusal)) => return Err(refusal.clone().into()),
         (answers, _) => answers?,
     };
-    // Half of the round trip has passed since the server answered.
+    // The server is assumed to have answered after half of the round trip.
     let at = sent + sent.elapsed() / 2;
     let role = if role { answers.pop() } else { None };
     answers.insert(0, ping);

@@ -8,8 +8,8 @@
 //! the cause: after a password change, the first error is a closed connection, and only the next attempt to connect gets
 //! the reason.
 //!
-//! [`RefusalLog`] decides which refusals are logged: each once while it lasts, and at most once a second if it comes and goes. After a
-//! minute it is logged again, because its cause may be another.
+//! [`RefusalLog`] decides which refusals are logged: each once while it lasts, and at most once a second if it comes and goes. A refusal
+//! that still lasts after a minute is logged again, because its cause may be another.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -47,7 +47,7 @@ impl Error for AdvisedError {
     }
 }
 
-/// What to do about an error while connecting to `addr`, if that is known.
+/// What to do about an error while connecting to `addr`; `None` if nothing is known to help.
 pub(crate) fn on_connecting(addr: &ConnectionAddr, error: &RedisError) -> Option<&'static str> {
     if is_replica(error) {
         return Some("this server is not a primary: have the name or the address lead to the one that is");
@@ -71,15 +71,15 @@ pub(crate) const THEIR_PASSWORD: &str = "the sentinels refuse this client: they 
 /// The advice for a server that takes no more connections.
 const FULL: &str = "the server has as many connections as it takes (its setting `maxclients`): raise that limit, or close connections";
 
-/// The error for a value that the server does not take.
+/// The error for a value that is longer than the server takes.
 pub(crate) const TOO_LONG: &str =
     "a value is longer than the server takes (its setting `proto-max-bulk-len`), or broke the connection";
 
-/// The advice for a value that the server does not take.
+/// The advice for a value that is longer than the server takes.
 const RAISE_OR_CACHE_LESS: &str = "a value is longer than the server takes: raise its setting `proto-max-bulk-len`, or lower the policy's \
      max_body below it; it is not stored, and for a while nothing as long is sent";
 
-/// Whether the server accepts no more connections. It answers the first command of a new one with this error, and closes it.
+/// Whether the server accepts no more connections. It answers the first command of a new connection with this error, and closes it.
 pub(crate) fn is_about_room(error: &RedisError) -> bool {
     error.to_string().contains("max number of clients")
 }
@@ -114,7 +114,7 @@ pub(crate) fn on_refusal(error: &RedisError) -> Option<&'static str> {
     }
 }
 
-/// Advice about a refusal whose code is too general, by its text.
+/// Advice about a refusal whose code says too little, by the text of the error.
 fn on_words(text: &str) -> Option<&'static str> {
     if text.contains("cluster support disabled") {
         return Some("this server is not part of a cluster: give the guard a redis::Client");
@@ -124,14 +124,14 @@ fn on_words(text: &str) -> Option<&'static str> {
             "this database can not be had: the server needs that many, and the user the right +select",
         );
     }
-    // This error does not name the command that a script called. Redis answers `Unknown Redis command called from script`;
-    // Redict has its own name there, Valkey none.
+    // The error for an unknown command inside a script does not name the command. Redis answers `Unknown Redis command called from
+    // script`; Redict has its own name in place of `Redis`, Valkey none.
     let in_script = text.contains("unknown") && text.contains("command called from");
-    // Before 7.0, the server quotes commands in backticks.
+    // Redis before 7.0 quotes commands in backticks.
     const QUOTES: [char; 2] = ['\'', '`'];
     let quoted = text.split_once("unknown command ").and_then(|(_, rest)| rest.strip_prefix(QUOTES));
     match quoted.and_then(|rest| rest.split(QUOTES).next()) {
-        // The first command of ours that a sentinel does not know.
+        // The first command that this crate sends and a sentinel does not know.
         Some("time") => Some(
             "this server does not know TIME: if it is a Sentinel, give the guard a redis::sentinel::SentinelClient (feature \
              `sentinel`)",
@@ -140,7 +140,7 @@ fn on_words(text: &str) -> Option<&'static str> {
             "this server runs no scripts (EVALSHA, EVAL), which leases are made of: use one that does, as Redis 6.2 and later \
              and Valkey do",
         ),
-        // Used only by optional features, beyond loads and locks.
+        // Only optional features use these commands; loads and locks work without them.
         Some("config" | "wait") => None,
         None if !in_script => None,
         Some(_) | None => Some(
@@ -151,8 +151,8 @@ fn on_words(text: &str) -> Option<&'static str> {
 }
 
 fn on_tcp(error: &RedisError) -> Option<&'static str> {
-    // A TLS port takes the first command for a broken handshake: it closes the connection, or first sends an
-    // alert, which is not valid RESP.
+    // A TLS port takes the first command for an invalid handshake: it closes the connection, or sends an
+    // alert before, which is not valid RESP.
     if closed(error) || error.kind() == ErrorKind::Parse {
         return Some(
             "this port does not answer as Redis does: if it wants TLS, use rediss:// (feature `tls`)",
@@ -169,7 +169,7 @@ fn on_tcp(error: &RedisError) -> Option<&'static str> {
         .then_some("no answer in time: see that host and port are right, and that nothing blocks the way")
 }
 
-/// The resolver's errors have no kind. The standard library gives them this prefix.
+/// Whether the host name could not be resolved. Such errors have no kind, but the standard library gives them this prefix.
 fn is_unresolved(error: &RedisError) -> bool {
     io_error(error).is_some_and(|error| error.to_string().contains("failed to lookup address"))
 }
@@ -218,7 +218,7 @@ fn on_tls(error: &RedisError) -> Option<&'static str> {
     )
 }
 
-/// What to do about an error of rustls, if that is known; `None` for any other error.
+/// What to do about an error of rustls, `Some(None)` if nothing is known to help; `None` for an error that is not from rustls.
 pub(crate) fn on_rustls(error: &RedisError) -> Option<Option<&'static str>> {
     #[cfg(not(feature = "tls"))]
     {
@@ -269,7 +269,7 @@ pub(crate) fn closed(error: &RedisError) -> bool {
     io_error(error).map_or_else(|| error.is_connection_dropped(), |error| closing.contains(&error.kind()))
 }
 
-/// The I/O error inside. The source that redis-rs returns is an `Arc` of some error; the I/O error is in that.
+/// The I/O error inside this one. The source that redis-rs returns may be an `Arc` of an error, which is the I/O error.
 fn io_error(error: &RedisError) -> Option<&io::Error> {
     let source = error.source()?;
     source.downcast_ref().or_else(|| source.downcast_ref::<Cause>()?.downcast_ref())
@@ -299,7 +299,7 @@ pub(crate) fn classify(error: &RedisError) -> (StoreErrorKind, ConnectionFate) {
     }
     match code(error) {
         // A demoted primary answers reads for ever: only a new connection helps, to the server that the name now leads
-        // to. The same holds for a changed password.
+        // to. After a changed password only a new connection helps, too.
         Some("READONLY" | "MASTERDOWN" | "NOAUTH" | "WRONGPASS") => {
             (StoreErrorKind::Unavailable, ConnectionFate::Drop)
         }
@@ -340,7 +340,7 @@ pub(crate) fn reason(error: &StoreError) -> String {
     }
 }
 
-/// The code of the server's error behind this one.
+/// The code of the server's error that is the source of this one; `None` if the source is no server's error.
 pub(crate) fn code_of(error: &StoreError) -> Option<&str> {
     let source = error.source.as_ref()?;
     let cause: &(dyn Error + 'static) = match source.downcast_ref::<AdvisedError>() {
@@ -356,7 +356,7 @@ pub(crate) fn code(error: &RedisError) -> Option<&str> {
     if code != "ERR" {
         return Some(code);
     }
-    // Before 7.0, the error of a command inside a script is wrapped:
+    // Redis before 7.0 wraps the error of a command inside a script:
     // `ERR Error running script (call to f_..): @user_script:3: -OOM command not allowed ..`.
     let inner = error.detail().filter(|detail| detail.starts_with("Error running script"));
     let inner =
@@ -364,7 +364,7 @@ pub(crate) fn code(error: &RedisError) -> Option<&str> {
     Some(inner.unwrap_or(code))
 }
 
-/// An outage has few reasons; a server that invents codes must not be logged for ever.
+/// How many reasons of one outage are logged at most. An outage has few; a server that invents codes must not be logged for ever.
 const MOST: usize = 8;
 
 #[derive(Debug, Default)]
@@ -381,7 +381,7 @@ impl OutageLog {
         is_news
     }
 
-    /// The outage is over: the next one logs its reasons again.
+    /// Records that the outage is over: the next outage logs its reasons again.
     pub(crate) fn forget(&mut self) {
         self.0.clear();
     }
@@ -445,12 +445,12 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// The least time between two logs of a refusal that comes and goes.
 const AT_LEAST: Duration = Duration::from_secs(1);
 
-/// Servers send few codes; a server that invents codes must not fill the memory.
+/// How many codes are remembered at most. Servers send few; a server that invents codes must not fill the memory.
 const MOST_REFUSALS: usize = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
-    /// Whether any refusal lasts: if not, a successful command checks only this.
+    /// Whether any refusal lasts: if not, [`carried_out`](Self::carried_out) checks only this.
     some: AtomicBool,
     refusals: Mutex<Vec<LoggedRefusal>>,
 }
@@ -458,8 +458,8 @@ pub(super) struct RefusalLog {
 #[derive(Debug)]
 struct LoggedRefusal {
     code: String,
-    /// The refused command. The refusal lasts until this command succeeds: a server without memory answers reads all
-    /// the time.
+    /// The refused command. The refusal lasts until this command succeeds, not any other: a server without memory answers reads
+    /// all the time.
     command: Option<String>,
     lasts: bool,
     at: Instant,
@@ -516,7 +516,7 @@ fn name(cmd: &Cmd) -> Option<String> {
 mod advice_tests {
     use super::*;
 
-    /// Advice about TLS would send an operator in the wrong direction.
+    /// For a closed port, advice about TLS would send an operator in the wrong direction.
     #[test]
     fn advice_distinguishes_a_closed_port_from_a_tls_port() {
         let advice = |kind: io::ErrorKind, tls: bool| {
@@ -531,7 +531,7 @@ mod advice_tests {
             assert_eq!(advice(io::ErrorKind::ConnectionRefused, tls), NOT_LISTENING);
             assert!(advice(io::ErrorKind::UnexpectedEof, tls).contains("TLS"));
         }
-        // A server that requires client certificates closes, too, mostly before its alert is read.
+        // A server that requires client certificates also closes the connection, mostly before its alert is read.
         assert!(advice(io::ErrorKind::BrokenPipe, true).contains("client_tls"));
     }
 
@@ -576,7 +576,7 @@ mod classify_tests {
         }
         let broken = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
         assert_eq!(classify(&broken), (Unavailable, ConnectionFate::Drop));
-        // A server that answers is up.
+        // A server that gives an unexpected answer is up, so the connection stays.
         assert_eq!(classify(&super::unexpected()), (Refused, ConnectionFate::Keep));
     }
 

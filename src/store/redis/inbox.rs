@@ -1,6 +1,6 @@
 //! Receives the messages that the scripts of other nodes publish on one node's own channel.
 //!
-//! The subscription lasts as long as the node. Every message is only a hint: without the connection (the server refuses
+//! The subscription lasts as long as the node. Every message is only a hint: without the subscription (the server refuses
 //! SUBSCRIBE, or is down), all waits end by their timers.
 //!
 //! | message | meaning |
@@ -16,8 +16,8 @@
 //! | `a` number id before announcer kind name | this change of the volume was announced |
 //! | `k` id node | this node has acknowledged this announcement |
 //!
-//! Tokens, hops (2 digits), fences, numbers (16 digits), ids and nodes (32 digits) have fixed lengths; the last part takes the
-//! rest.
+//! Tokens, hops (2 digits: how many loads have vanished one after another), fences and numbers (16 digits), ids and nodes (32
+//! digits) have fixed lengths; the last part takes the rest.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -48,7 +48,7 @@ pub(crate) struct Inbox {
     grants: Arc<LockWaiters>,
     /// The receiver of messages about this node's volume; empty for a node without one.
     volume: OnceLock<Weak<dyn VolumeListener>>,
-    /// Whether the subscriber has this node; every ACQUIRE checks it.
+    /// Whether this node was added to the subscriber; every ACQUIRE checks this.
     has_joined: AtomicBool,
     status: watch::Sender<InboxStatus>,
 }
@@ -94,7 +94,7 @@ impl Inbox {
         *self.status.borrow()
     }
 
-    /// Waits until the subscription is confirmed, or refused for good.
+    /// Waits until the subscription is confirmed or refused. For ever once the inbox is closed.
     pub(crate) async fn settled(&self) {
         let mut status = self.status.subscribe();
         let _ = status.wait_for(|status| !matches!(status, InboxStatus::Shut | InboxStatus::Closed)).await;
@@ -142,13 +142,13 @@ impl Recipient for Inbox {
         self.status() == InboxStatus::Closed
     }
 
-    /// Passes a message on to its waiter. Anything else is ignored.
+    /// Passes a message on to its receiver. A payload that is not a valid message is ignored.
     fn deliver(&self, payload: &[u8]) {
         match parse(payload) {
             Some(Message::Hint(name, hint)) => {
                 let has_waiter = self.watches.notify(name, &hint);
                 match hint {
-                    // The waiter has left: pass its lease on, or it stays unused until it expires.
+                    // The waiter has left: pass on the lease that it was granted, or the lease stays unused until it expires.
                     Hint::Granted { token, hops } if !has_waiter && self.is_own(&token) => {
                         let (commands, name) = (self.commands.clone(), name.to_owned());
                         let within = self.subscriber.connector.answer;
@@ -201,23 +201,23 @@ impl Recipient for Inbox {
     }
 }
 
-/// No message of ours is longer. The longest names a lock, whose key has at most 264 bytes: a prefix of 64, and a
-/// name that is cut to 200, with its digest at the end.
+/// A longer message is ignored: this crate sends none. Its longest messages name a lock, whose key has at most 264 bytes: a prefix
+/// of 64, and a name that is cut to 200, with its digest at the end.
 const LONGEST: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
-    /// For the waiters of the key with this name: `Granted` reaches only the waiter with its token, other hints reach all.
+    /// A hint to the waiters of the key with this name: `Granted` reaches only the waiter with its token, other hints reach all.
     Hint(&'a str, Hint),
-    /// For the waiter with this token: it holds the lock now.
+    /// The waiter with this token holds the lock now.
     Granted { token: Token, fence: u64, lock: LockName },
-    /// For the waiter or holder with this token.
+    /// A message to the waiter or the holder with this token.
     LockNotified(Token, LockHint),
-    /// For the waiters of the lock with this key.
+    /// The waiters for the lock with this key must wait for less time than they know.
     Sooner(&'a str),
-    /// For a member of the volume.
+    /// An announcement, to a member of the volume.
     Announced(ReceivedAnnouncement),
-    /// For the announcer.
+    /// An acknowledgement, to the announcer.
     Acknowledged { id: Uuid, by: Uuid },
 }
 
@@ -277,7 +277,7 @@ fn name(text: &[u8]) -> Option<&str> {
     std::str::from_utf8(text).ok().filter(|name| !name.is_empty())
 }
 
-/// A number of that many digits, and the rest of the text.
+/// The number in the first `digits` bytes, and the rest of the text.
 fn number(text: &[u8], digits: usize) -> Option<(u64, &[u8])> {
     let (number, rest) = text.split_at_checked(digits)?;
     Some((std::str::from_utf8(number).ok()?.parse().ok()?, rest))
@@ -340,7 +340,7 @@ mod tests {
         assert!(matches!(parse(b"xns:k"), Some(Message::Hint("ns:k", Hint::Invalidated))));
     }
 
-    /// The longest name of a key has 200 bytes.
+    /// A name of 200 bytes, the longest of a key, is not cut off.
     #[test]
     fn messages_about_volumes_name_the_announcement() {
         let (id, before, announcer) = (Uuid::new_v4(), Uuid::new_v4(), Uuid::new_v4());

@@ -1,7 +1,7 @@
 //! Keyspace notifications: wake the waiters of a mutex when a foreign client has freed it.
 //!
-//! They are off on most servers; turning them on and receiving them takes additional rights, and a lost one is
-//! not repeated. So they are optional, and supplement the timers.
+//! They are off on most servers; turning them on and receiving them takes additional rights, and a lost notification is
+//! not repeated. So they are optional, and supplement the waiters' timers.
 //!
 //! A waiter requests announcements of its key, and starts a task if there is none. The task runs a session on a separate
 //! connection, which is open only while there are waiters.
@@ -32,7 +32,7 @@ use crate::store::{KeyspaceAnswer, StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 use crate::task::{Backoff, EndedTask, OwnedTask, TaskOwner, TaskRef};
 
-/// How long a refusal is remembered: rights change seldom.
+/// How long a server's refusal is remembered before the events are requested again: rights change seldom.
 const REFUSED: Duration = Duration::from_secs(30);
 
 /// The server's setting that selects the events that it announces.
@@ -46,9 +46,9 @@ pub(crate) struct Keyspace {
     task: OwnedTask,
     /// Wakes the session when there are keys to subscribe to.
     fresh_keys: Arc<Notify>,
-    /// Sent at every change that may concern a waiting caller.
+    /// Signals every change that may concern a caller that waits in [`announce`](Self::announce).
     changes: watch::Sender<()>,
-    /// Whether promised announcements may be missed at present.
+    /// Whether announcements that a waiter was promised may be missed at present.
     is_unreachable: AtomicBool,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn merged(flags: &str) -> Option<String> {
     (!missing.is_empty()).then(|| format!("{flags}{missing}"))
 }
 
-/// Whether the key was removed or replaced by this event. Other events come from the holder itself: `expire`,
+/// Whether this event means that the key was removed. The other events of a mutex's key come from its holder: `expire`,
 /// which SET with a time to live sends too, and `persist`.
 fn frees(event: &[u8]) -> bool {
     matches!(event, b"del" | b"expired" | b"evicted" | b"rename_from" | b"move_from" | b"unlink")
@@ -152,7 +152,7 @@ impl Keyspace {
         within: Duration,
     ) -> StoreResult<KeyspaceAnswer> {
         if self.commands.is_spread() {
-            // A node announces its own keys to its own subscribers only, and keys move.
+            // A node of a cluster announces its own keys only, and only to its own subscribers; and keys move between nodes.
             return Ok(KeyspaceAnswer::No { why: "a cluster announces keys on their own nodes only" });
         }
         let mut changes = self.changes.subscribe();
@@ -169,7 +169,7 @@ impl Keyspace {
         self.commands.bounded(within, answered, StoreErrorKind::TimedOut).await
     }
 
-    /// Returns the answer if it is known; otherwise requests it.
+    /// Returns the answer if it is known; otherwise requests it and returns `None`: the caller asks again at the next of `changes`.
     fn ask(self: &Arc<Self>, key: &Arc<str>) -> StoreResult<Option<KeyspaceAnswer>> {
         if self.task.is_closed() {
             return Err(StoreError::new(StoreErrorKind::Closed));
@@ -212,7 +212,7 @@ impl Keyspace {
 /// How often the server is pinged and keys without waiters are removed.
 const TICK: Duration = Duration::from_secs(1);
 
-/// After how many ticks without a key the connection is closed. Not at once, because waits on locks recur.
+/// The connection is closed after more ticks than this without a key. Not at once, because waits on locks recur.
 const IDLE_TICKS: u32 = 3;
 
 /// How many channels one command subscribes to.
@@ -230,7 +230,7 @@ impl TaskOwner for Keyspace {
 }
 
 impl TaskRef<Keyspace> {
-    /// Accesses the state, if this task still serves it.
+    /// Accesses the state; `None` if another task serves the keyspace now, or none.
     fn with_state<T>(&self, act: impl FnOnce(&Keyspace, &mut KeyspaceState) -> T) -> Option<T> {
         self.with(|keyspace| act(keyspace, &mut keyspace.state()))
     }
@@ -313,7 +313,7 @@ enum SessionEnd {
     Refused(&'static str, StoreError),
     /// The commands use a new connection, perhaps to another server.
     Moved,
-    /// No key has a waiter any more.
+    /// No key has a waiter any more, or this task no longer serves the keyspace.
     Done,
 }
 
@@ -360,7 +360,7 @@ async fn serve(
         }
         backoff.pause().await;
         reader.continues()?;
-        // Before the commands are connected, a session might be opened at another server and have to move at
+        // Before the connection for commands is open, a session might be opened at another server and have to move at
         // once.
         while reader.owner().is_some_and(|keyspace| keyspace.commands.has_to_wait()) {
             tokio::select! {
@@ -407,7 +407,7 @@ async fn session(
             changed = generations.changed() => {
                 changed.map_err(|_| SessionEnd::Done)?;
                 let latest = *generations.borrow_and_update();
-                // As in the inbox: a later connection for commands may lead to another server.
+                // As in the subscriber: a later connection for commands may lead to another server.
                 if generation != 0 && latest != generation {
                     return Err(SessionEnd::Moved);
                 }
@@ -423,7 +423,7 @@ struct KeyChannels<'a> {
     sink: MessageSink,
     prefix: String,
     subscribed: HashSet<Arc<str>>,
-    /// How many ticks have passed without a key.
+    /// How many ticks in a row have passed without a key.
     idle: u32,
 }
 
@@ -444,7 +444,7 @@ impl KeyChannels<'_> {
         Ok(())
     }
 
-    /// Pings the server, and leaves the channels of keys without waiters. Ends the session if there are none for some time.
+    /// Pings the server, and leaves the channels of keys without waiters. Ends the session after more than `IDLE_TICKS` without a key.
     async fn tend(&mut self) -> Result<(), SessionEnd> {
         bounded(TICK, self.sink.ping()).await?;
         let abandoned = self.reader.with_state(|keyspace, state| {

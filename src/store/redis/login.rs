@@ -1,13 +1,13 @@
-//! How the connections of one node log in: with the user name and password of their client, or with those of a provider.
+//! How the connections of one backend log in: with the user name and password of their client, or with those of a provider.
 //!
 //! A provider's credentials rotate: it is called before the present ones end, once for all connections. If it fails and
-//! none are left, connecting returns an error that says so.
+//! no credentials are usable, connecting returns an error that says so.
 //!
 //! Each owner of a connection waits for later credentials and logs its connection in. No task lives as long as the node: one
 //! is spawned for each call of the provider, so that an owner which stops waiting does not cancel a call that others wait
 //! for.
 //!
-//! [`Credentials`] that change while connections are open, and the provider that they come from.
+//! Of this module, users see only [`Credentials`].
 
 use std::error::Error;
 use std::fmt;
@@ -29,10 +29,10 @@ use crate::task::Backoff;
 #[path = "../../../tests/unit/store/redis/login_tests.rs"]
 mod tests;
 
-/// The number of the client's own credentials.
+/// The number that stands for the client's own credentials, in place of [`Issue::number`].
 pub(crate) const OWN: u64 = 0;
 
-/// The credentials of all connections of one node.
+/// The credentials of all connections that the nodes of one backend share.
 #[derive(Clone, Default)]
 pub(crate) struct Login(Option<Arc<Rotation>>);
 
@@ -55,7 +55,7 @@ impl Login {
         self.0.is_some()
     }
 
-    /// The credentials for a new connection; `None` if its client has them. Calls the provider if necessary.
+    /// The credentials for a new connection; `None` if the client uses its own. Calls the provider if necessary.
     pub(crate) async fn present(&self) -> RedisResult<Option<Issue>> {
         let Some(rotation) = &self.0 else { return Ok(None) };
         let (mut changes, mut has_waited) = (rotation.changes.subscribe(), false);
@@ -114,10 +114,10 @@ impl Login {
 /// Credentials from the provider, and their times.
 #[derive(Clone)]
 pub(crate) struct Issue {
-    /// Grows with each: later credentials have a higher number.
+    /// Later credentials have a higher number. Credentials without an end that the provider returns again retain theirs.
     pub(crate) number: u64,
     pub(crate) credentials: Arc<Credentials>,
-    /// When to call the provider for the next; `None` for credentials without an end.
+    /// When to call the provider for the next credentials; `None` for credentials without an end.
     renew_at: Option<Instant>,
     ends_at: Option<Instant>,
 }
@@ -163,7 +163,7 @@ fn not_provided(why: String) -> RedisError {
 /// not call the provider together. The rest is for retries, if the provider fails, and for the logins.
 const RENEW: (f64, f64) = (0.65, 0.8);
 
-/// How long one call of the provider may take.
+/// How long one call of the provider may take before it counts as failed.
 const ASK_WITHIN: Duration = Duration::from_secs(10);
 
 /// The least time between two calls, and the first pause after failures.
@@ -171,7 +171,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause after failures.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The error until there are other credentials.
+/// The error of connecting after the server has refused the latest credentials, until there are others.
 const REFUSED: &str = "the server has refused what the provider of credentials gave last";
 
 /// The longest lifetime that is used: timers cannot represent `Duration::MAX`.
@@ -180,7 +180,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 86_400);
 struct Rotation {
     provider: CredentialsProvider,
     state: Mutex<RotationState>,
-    /// Sent at every change of the state.
+    /// Signals every change of the state.
     changes: watch::Sender<()>,
     failures: AtomicU64,
     log_limit: LogEveryMinute,
@@ -189,7 +189,7 @@ struct Rotation {
 #[derive(Default)]
 struct RotationState {
     latest: Option<Issue>,
-    /// Whether the server has refused the latest.
+    /// Whether the server has refused `latest`.
     refused: bool,
     /// The credentials before the latest, unless the server has refused them. They are used if the server refuses the latest, which can
     /// happen while clocks differ.
@@ -200,7 +200,7 @@ struct RotationState {
     is_calling: bool,
     /// The backoff of failures that follow each other soon, and the moment of the latest failure.
     failures: Option<(Backoff, Instant)>,
-    /// Before this moment the provider is not called.
+    /// The provider is not called before this moment.
     rests_until: Option<Instant>,
     /// Why there are no credentials.
     why: Option<RedisError>,
@@ -224,7 +224,7 @@ impl RotationState {
         latest.into_iter().chain(&self.before).find(is_usable)
     }
 
-    /// The next step for a new connection. `has_waited`: it has waited for a call of the provider.
+    /// The next step for a new connection. `has_waited` says whether it has already waited for a call of the provider.
     fn for_new(&mut self, has_waited: bool) -> Step {
         let now = Instant::now();
         let usable = self.usable(now).cloned();
@@ -366,7 +366,7 @@ struct ProviderCall {
 }
 
 impl Drop for ProviderCall {
-    /// Also runs if the provider has panicked, or the task's runtime was shut down.
+    /// Ends the call, also if the provider has panicked, or the task's runtime was shut down.
     fn drop(&mut self) {
         if !self.ended {
             self.rotation.failed(not_provided("it panicked, or its runtime has ended".to_owned()));
@@ -436,7 +436,7 @@ impl Credentials {
         self.valid_for
     }
 
-    /// Whether a login with the others would be the same login.
+    /// Whether a login with the others would be the same login, and neither these nor the others have an end.
     fn are_as_good_as(&self, others: &Self) -> bool {
         (&self.username, &self.password) == (&others.username, &others.password)
             && self.valid_for.is_none()

@@ -26,7 +26,7 @@ use crate::sync::lock;
 /// long as its caller allows; without a limit they could use up the server's connections.
 const MOST_REPLICATING: usize = 4;
 
-/// One node, on connections that it may share with others.
+/// One node, on connections that it may share with other nodes.
 pub(crate) struct RedisStore {
     pub(super) connections: Arc<Connections>,
     pub(in crate::store) commands: Commands,
@@ -49,7 +49,7 @@ impl RedisStore {
         Self::on(Arc::new(Connections::single(&client, command_timeout, Login::default())))
     }
 
-    /// A new node on `connections`, which already count it.
+    /// A new node on `connections`, whose count of nodes already includes it.
     pub(crate) fn on(connections: Arc<Connections>) -> Self {
         let (connector, commands) = (connections.connector.clone(), connections.commands.of_another_node());
         let (watches, grants) = (Arc::<LeaseWaiters>::default(), Arc::<LockWaiters>::default());
@@ -96,7 +96,7 @@ impl Drop for RedisStore {
 pub(crate) struct RedisServers {
     connect: Arc<Connect>,
     provider: Option<CredentialsProvider>,
-    /// The connections of the nodes so far. Weak: they are closed with the last node.
+    /// The connections that the present nodes share. Weak: they are closed with the last node.
     latest: Mutex<Weak<Connections>>,
 }
 
@@ -108,12 +108,12 @@ impl RedisServers {
         Self { connect, provider, latest: Mutex::default() }
     }
 
-    /// The same servers, on connections of their own, which log in with the provider's credentials.
+    /// The same servers, on separate connections, which log in with the provider's credentials.
     pub(crate) fn logging_in(&self, provider: CredentialsProvider) -> Self {
         Self::new(Arc::clone(&self.connect), Some(provider))
     }
 
-    /// A new node, on the connections of the nodes before it.
+    /// A new node, on the connections of the earlier nodes; on new connections if no earlier node is left.
     pub(crate) fn node(&self, command_timeout: Duration) -> RedisStore {
         let mut latest = lock(&self.latest);
         let shared = latest.upgrade().filter(|connections| connections.join());
@@ -201,7 +201,7 @@ impl Connections {
         self.nodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
-    /// Counts one node less; after the last, closes the connections.
+    /// Counts one node less, and closes the connections if it was the last.
     fn leave(&self) {
         if self.nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.commands.close();

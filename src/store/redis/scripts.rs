@@ -23,10 +23,10 @@ pub(super) struct Script {
     spread: Option<ScriptText>,
     /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants,
     /// registry of `n`odes, log of `a`nnouncements. A script that makes a change has one more key, of kind `c`, which
-    /// [`Script::call_change`] adds. Of a lock, the keys that follow its own key: `q`ueue, `f`ence, e`x`tended time, `m`eta data, state of
-    /// the `l`oad limit.
+    /// [`Script::call_change`] adds. For a script about a lock, the keys after the lock's own key: `q`ueue, `f`ence, e`x`tended time,
+    /// `m`eta data, state of the `l`oad limit.
     keys: &'static [u8],
-    /// In a cluster, the keys that follow those: the `r`oll of the waiters' nodes (`lock_roll.lua`).
+    /// The kinds of the keys that a call in a cluster has in addition, at the end: the `r`oll of the waiters' nodes (`lock_roll.lua`).
     spread_keys: &'static [u8],
 }
 
@@ -59,8 +59,8 @@ macro_rules! scripts {
     };
 }
 
-/// Scripts that give a lock or a lease to a waiter. Their first prelude says whether they run on one server or in a cluster; a file in
-/// brackets is for clusters only, as is its key.
+/// Scripts that give a lock or a lease to a waiter. Their first prelude, `here` or `spread`, says whether they run on one server or in a
+/// cluster. A file in brackets, and the key beside it, are for clusters only; the last file of the text follows it.
 macro_rules! giving {
     ($($name:ident $keys:literal $($file:ident)+ $([$spread:ident $key:literal] $last:ident)?;)*) => {
         $(pub(super) static $name: Script = Script {
@@ -89,7 +89,7 @@ scripts! {
     REMOVE_MEMBER b"n" remove_member;
     ENLIST b"v" enlist;
     DOCTOR b"e" doctor;
-    // The same text as DOCTOR, with the keys of a load: a user needs the right to each key that is named.
+    // PROBE has the text of DOCTOR, and names the keys of a load: a call fails if the user has no right to one of its keys.
     PROBE b"elqo" doctor;
     MUTEX_LOOK b"" mutex_look;
     WAITING b"q" lock_waiting;
@@ -111,7 +111,7 @@ giving! {
     SEMAPHORE_CHANGE b"qm" lock_length lock_tell_sooner lock_passing semaphore semaphore_change;
 }
 
-/// Whether a call names its script by SHA-1, and which of the two texts it uses.
+/// Whether a call names its script by SHA-1, and whether it uses the text for clusters.
 #[derive(Clone, Copy)]
 pub(super) struct CallForm {
     pub(super) sha1: bool,
@@ -226,7 +226,8 @@ pub(super) fn push_number(cmd: &mut Cmd, number: Option<u64>) {
     };
 }
 
-/// Adds the arguments that `attempt.lua` reads: the first three of a change.
+/// Adds the arguments that `attempt.lua` reads, the first three of each script for a change. `last` is the latest moment at which it
+/// may run.
 pub(super) fn push_attempt(cmd: &mut Cmd, attempt: AttemptNumber, last: Option<u64>) {
     cmd.arg(attempt.number);
     push_number(cmd, attempt.voids_earlier.then(|| millis(VOIDED_FOR)));
@@ -243,7 +244,7 @@ pub(super) fn read_id(text: &[u8]) -> Option<Uuid> {
     Uuid::try_parse_ascii(text).ok().filter(|_| text.len() == 32)
 }
 
-/// Parses the last part of the log's entries and of messages: the kind and the name.
+/// Parses the last part of an entry of the log, and of a message about a change: the kind and the name.
 pub(super) fn changed_name(text: &[u8]) -> Option<ChangedName> {
     let (kind, name) = text.split_first()?;
     let name = std::str::from_utf8(name).ok().filter(|name| !name.is_empty())?;

@@ -1,6 +1,6 @@
-//! Finds the primary: asks the sentinels at each connect.
+//! Finds the primary: queries the sentinels at each connect.
 //!
-//! redis-rs asks up to three sentinels at once, uses their answers in the order of the client's list,
+//! redis-rs queries up to three sentinels at once, uses their answers in the order of the client's list,
 //! and checks that the named server calls itself a primary.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +20,8 @@ use super::login::{Login, OWN};
 use crate::store::redis::login::Credentials;
 use crate::sync::lock;
 
-/// How long the sentinels may take together. redis-rs gives one that has stopped answering half a second, and a new
-/// connection to it one more, before it takes the answer of the next: with less, a sentinel that went down with the
+/// How long the sentinels may take together. redis-rs gives a sentinel that has stopped answering half a second, and a new
+/// connection to it one second, before it takes the answer of the next: with less time, a sentinel that went down with the
 /// primary's host would hide the new primary from all processes.
 const RESOLVING: Duration = Duration::from_secs(4);
 
@@ -29,7 +29,7 @@ const RESOLVING: Duration = Duration::from_secs(4);
 /// that is cut off from the sentinels and its replicas does so for ever, towards any client that can reach it. redis-rs
 /// connects to each server that is named in an answer, so a fleet sends these queries seldom and at random moments.
 const QUERY_EVERY: Duration = Duration::from_secs(60);
-/// How often they are queried while the primary has too few replicas to accept writes.
+/// How often the sentinels are queried while the primary has too few replicas to accept writes.
 const QUERY_EVERY_IN_DOUBT: Duration = Duration::from_secs(5);
 
 /// Builds a client of the sentinels from credentials.
@@ -38,9 +38,9 @@ type Build = Arc<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sy
 /// Where the client of the sentinels comes from.
 #[derive(Clone)]
 pub(crate) enum SentinelClients {
-    /// The caller's, with its own credentials. Shared, because it cannot be cloned.
+    /// The client that the caller made, with its own credentials. Shared, because it cannot be cloned.
     Own(Arc<tokio::sync::Mutex<PresentClient>>),
-    /// A new one for each of the provider's credentials: a client cannot change its own.
+    /// A new client each time the provider's credentials have changed: a client cannot change its own.
     Built(Build),
 }
 
@@ -72,12 +72,12 @@ pub(crate) struct SentinelEndpoint {
     demand: Notify,
     /// The primary that the latest connection for commands leads to.
     latest: Mutex<Option<Arc<ServerAddress>>>,
-    /// The primary that another caller found before the guard had connected.
+    /// The primary that the latest additional connection led to. Used only until the guard has connected.
     glimpsed: Mutex<Option<Arc<ServerAddress>>>,
     /// When the sentinels were last queried, or last named the primary.
     named_at: Mutex<Instant>,
     query_every: Duration,
-    /// Whether there is a reason to query them sooner.
+    /// Whether there is a reason to query the sentinels sooner.
     is_doubted: AtomicBool,
 }
 
@@ -119,7 +119,7 @@ impl SentinelEndpoint {
         resolved
     }
 
-    /// The client, with the present credentials where it is built from them.
+    /// The client of the sentinels; if it is built from credentials, one that is built from the present ones.
     async fn with_present_login<'a>(
         &self,
         present: &'a mut PresentClient,
@@ -149,8 +149,8 @@ impl SentinelEndpoint {
         }
     }
 
-    /// Whether the sentinels name another primary than the latest. False if it is not time to query them, or they do not
-    /// answer.
+    /// Whether the sentinels name another primary than the latest. False if it is not time to query them, if another caller
+    /// queries them now, or if they do not answer.
     async fn name_another(&self) -> bool {
         let every =
             if self.is_doubted.load(Ordering::Relaxed) { QUERY_EVERY_IN_DOUBT } else { self.query_every };
@@ -297,7 +297,7 @@ fn on_sentinel(error: &RedisError) -> Option<&'static str> {
     })
 }
 
-/// Whether the error may come from a sentinel or from the primary, and the advice depends on which.
+/// Whether the error may come from a sentinel or from the primary, and the advice depends on which of them it was.
 fn may_be_of_either(error: &RedisError) -> bool {
     on_rustls(error).is_none()
         && (is_login(error) || (error.is_io_error() && !error.is_timeout() && !closed(error)))
@@ -337,7 +337,7 @@ mod tests {
             let sentinels = Arc::clone(&sentinels);
             async move { sentinels.resolve().await.map(drop) }
         });
-        // Long before the timeout of the hanging sentinel.
+        // The message shows that the query gave way, rather than that the sentinel timed out.
         let gave_way = timeout(RESOLVING / 2, looks).await.expect("at once").expect("joined");
         assert!(gave_way.expect_err("no sentinel answered").to_string().contains("look again"));
         let busy = sentinels.any().await.map(drop).expect_err("it is asked by another");

@@ -29,7 +29,7 @@ use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
 use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
 
-/// The channel of a node. Checks of the server use a new UUID, whose channel no node has.
+/// The channel of a node. The doctor uses a new UUID, whose channel belongs to no node.
 pub(crate) fn channel(node: Uuid) -> String {
     format!("sg1:i:{}", node.simple())
 }
@@ -62,7 +62,7 @@ impl Subscriber {
         })
     }
 
-    /// Adds a node, unless it has ended. Its channel is subscribed to as soon as there is a connection.
+    /// Adds a node, unless it has ended; then returns false. Its channel is subscribed to as soon as there is a connection.
     pub(super) fn take<R: Recipient + 'static>(&self, node: Uuid, recipient: &Arc<R>) -> bool {
         let (mut is_open, entry) = (false, Arc::downgrade(recipient));
         self.recipients.send_if_modified(|all| {
@@ -72,7 +72,8 @@ impl Subscriber {
         is_open
     }
 
-    /// Removes a node that ends. The connection unsubscribes from its channel: a lease that is granted there would find no waiter.
+    /// Removes a node that ends. The connection unsubscribes from its channel: a lease that was granted by a message there would find
+    /// no waiter.
     pub(super) fn release(&self, node: Uuid, recipient: &impl Recipient) {
         self.recipients.send_if_modified(|all| {
             recipient.set(InboxStatus::Closed);
@@ -112,7 +113,7 @@ impl Subscriber {
 
 /// The part of a node that receives its messages.
 pub(super) trait Recipient: Send + Sync {
-    /// Changes the status. Returns whether it has changed; `Closed` is final.
+    /// Changes the status, unless it is `Closed`, which is final. Returns whether it has changed.
     fn set(&self, status: InboxStatus) -> bool;
 
     /// Whether the status is `Closed`.
@@ -121,7 +122,7 @@ pub(super) trait Recipient: Send + Sync {
     /// Handles a message.
     fn deliver(&self, payload: &[u8]);
 
-    /// Messages were lost or will be: wakes each waiter for a lease and the first waiter of each lock.
+    /// Handles that messages were lost or will be: wakes each waiter for a lease, and the holders and the first waiter of each lock.
     fn notify_missed(&self);
 
     /// Queries in a background task which other waiters of locks have missed a message. `status` has just changed.
@@ -131,11 +132,11 @@ pub(super) trait Recipient: Send + Sync {
 /// Whether a node's messages arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InboxStatus {
-    /// No subscription, or not yet.
+    /// There is no subscription at present.
     Shut,
     /// The subscription was confirmed, and every ping since then was answered in time.
     Confirmed,
-    /// The server does not allow it.
+    /// The server does not allow this user to subscribe.
     Refused,
     /// The node has ended.
     Closed,
@@ -175,7 +176,7 @@ impl TaskOwner for Subscriber {
     }
 }
 
-/// Changes the status of these recipients; returns those whose status has changed, which must be notified. The status first: a
+/// Changes the status of these recipients; returns those whose status has changed. They must be notified after that, because a
 /// woken waiter checks whether hints arrive.
 fn changed(recipients: &[Arc<dyn Recipient>], status: InboxStatus) -> Vec<&Arc<dyn Recipient>> {
     recipients.iter().filter(|recipient| recipient.set(status)).collect()
@@ -204,7 +205,7 @@ impl TaskRef<Subscriber> {
     }
 }
 
-/// Why the subscriptions failed or ended.
+/// Why the subscriptions of one connection failed or ended.
 enum SubscriptionEnd {
     NotOpened(RedisError),
     Failed(RedisError),
@@ -222,7 +223,7 @@ impl From<RedisError> for SubscriptionEnd {
 }
 
 impl SubscriptionEnd {
-    /// The status of the nodes after it, and the reason to log; `None` if there is no subscriber any more.
+    /// The status of the nodes after this end, and the reason to log; `None` if there is no subscriber any more.
     fn status(self, connector: &Connector) -> Option<(InboxStatus, Option<StoreError>)> {
         Some(match self {
             Self::Dropped => return None,
@@ -270,7 +271,7 @@ async fn serve(
             continue;
         }
         backoff.pause().await;
-        // Before the commands are connected, a subscription might be opened at another server and have to move at once.
+        // Before the connection for commands is open, a subscription might be opened at another server and have to move at once.
         while reader.with_owner(|subscriber| subscriber.commands.has_to_wait()) == Some(true) {
             generations.changed().await.ok()?;
         }
@@ -380,9 +381,9 @@ pub(crate) struct Liveness(Mutex<LivenessTimes>);
 #[derive(Default)]
 struct LivenessTimes {
     received_at: Option<Instant>,
-    /// When the ping was sent that is not answered yet.
+    /// When the ping that is not answered yet was sent; `None` if each was answered.
     ping_sent_at: Option<Instant>,
-    /// How long the latest answer took.
+    /// How long the answer to the latest answered ping took; `None` before the first on this connection.
     lag: Option<Duration>,
 }
 
@@ -407,7 +408,7 @@ impl Liveness {
         times.received_at = Some(now);
     }
 
-    /// The connection was lost or replaced: its values are reset.
+    /// The connection was lost or replaced: its pending ping and its lag are forgotten, but not when it last received something.
     pub(crate) fn lost(&self) {
         let mut times = lock(&self.0);
         (times.ping_sent_at, times.lag) = (None, None);
@@ -419,7 +420,7 @@ impl Liveness {
         times.lag.max(times.ping_sent_at.map(|sent_at| sent_at.elapsed()))
     }
 
-    /// How long ago a message or the answer to a ping arrived.
+    /// How long ago the latest message or answer arrived; `None` before the first.
     pub(crate) fn silent_for(&self) -> Option<Duration> {
         lock(&self.0).received_at.map(|at| at.elapsed())
     }

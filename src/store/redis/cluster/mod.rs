@@ -115,7 +115,7 @@ impl Cluster {
         &self.cluster_nodes
     }
 
-    /// Records that `address` serves the slot, until the next refresh.
+    /// Records in the map that `address` serves the slot, until the next refresh replaces the map.
     fn moved(&self, slot: u16, address: Address) -> StoreResult<CommandTarget> {
         let target = self.target(address, false)?;
         let mut state = self.state();
@@ -141,12 +141,12 @@ impl Cluster {
             node.used = Instant::now();
             return Ok(Arc::clone(&node.server));
         }
-        // Outside the lock: this runs code of redis-rs and of the application that has built the client.
+        // The lock is not held here, because this runs code of redis-rs and of the application that has built the client.
         let endpoint = Arc::new(SingleEndpoint::new(&self.cluster_nodes.client_of(address)?, true));
         let server = Supervisor::new(self.connector(endpoint, self.answer));
         let mut state = self.state();
         if matches!(state.slot_map, SlotMap::Closed) {
-            // For a command in flight at the close that is redirected: its connection would never be closed.
+            // A command that was in flight at the close was redirected. Its new connection would never be closed.
             server.close();
             return Ok(server);
         }
@@ -179,8 +179,8 @@ impl Cluster {
         self.changes.subscribe()
     }
 
-    /// The reading, at `moment`, of the clock that decides the age of entries: that of slot 0's master, so that all processes use the same
-    /// clock.
+    /// The reading, at `moment`, of the clock that decides the age of entries. All processes use that of slot 0's master; if its clock was
+    /// not read yet, that of the first master, in the order of slots, whose clock was.
     pub(super) fn clock_at(&self, moment: Instant) -> Option<u64> {
         let layout = self.state().slot_map.layout().ok()??;
         layout.masters.iter().find_map(|master| master.server.known_clock_at(moment))
@@ -236,10 +236,10 @@ impl Cluster {
 
 debug_as!(self: Cluster { masters: self.coverage().map_or(0, |coverage| coverage.masters.len()) });
 
-/// How often a command follows a redirection without a pause. If the map lacks one change, it is correct after the first
+/// How many redirections in a row a command follows without a pause. If the map lacks one change, it is correct after the first
 /// redirection.
 const REDIRECTIONS: usize = 5;
-/// Pauses before a command is repeated because its keys are migrating, so that each may be on either node.
+/// The first and the longest pause before a command is repeated because its keys are migrating, so that each may be on either node.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(40);
 
@@ -284,7 +284,7 @@ impl Cluster {
                         return Err(error);
                     }
                     mode = SendMode::Once;
-                    // From the map, because the slot may be served elsewhere by now.
+                    // The node is looked up in the map again, because another may serve the slot by now.
                     target = self.master_of(slot, Duration::ZERO).await?;
                     continue;
                 }

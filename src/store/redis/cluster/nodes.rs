@@ -2,7 +2,7 @@
 //! map.
 //!
 //! Also finds out how a `ClusterClient` would connect to a node: address, credentials, TLS, database, socket settings. The
-//! client does not show these. But it connects through a type that its caller selects, and passes everything to that type.
+//! client does not show these settings. But it connects through a type that its caller selects, and passes all of them to that type.
 //! [`ConnectionRecorder`] is such a type: it records the arguments and opens nothing. No I/O, no waiting.
 
 use std::cell::RefCell;
@@ -43,7 +43,7 @@ impl ClusterNodes {
     pub(crate) fn new(client: ClusterClient) -> Self {
         let seeds = seeds(&client);
         let seeds = seeds.iter().filter_map(|info| Address::parse(&info.addr().to_string(), None)).collect();
-        // Starts at a random node: the inboxes of a fleet should spread over all nodes.
+        // Starts at a random node, so that the connections for messages of a fleet spread over all nodes.
         Self { client, seeds, known: Mutex::default(), turn: AtomicUsize::new(fastrand::usize(..1 << 16)) }
     }
 
@@ -81,7 +81,7 @@ impl ClusterNodes {
         *lock(&self.known) = KnownNodes { masters, all };
     }
 
-    /// A node to subscribe at, another one at each call: a message published at any node reaches all of them.
+    /// A node to subscribe at, another one at each call. Any node will do: a message published at one node reaches all nodes.
     pub(crate) fn next(&self) -> RedisResult<(Client, String)> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let address = {
@@ -119,7 +119,7 @@ pub(crate) fn node(client: &ClusterClient, address: &Address) -> RedisResult<Con
 
 fn ask(client: &ClusterClient, node: Option<Address>) -> Vec<ConnectionInfo> {
     NOTES.set(RecordedConnection { node, seen: Vec::new() });
-    // The result does not matter.
+    // The connection itself is not used: `NOTES` has recorded its settings.
     let _ = client.get_generic_connection::<ConnectionRecorder>();
     NOTES.take().seen
 }
@@ -191,7 +191,7 @@ impl ConnectionLike for ConnectionRecorder {
     }
 }
 
-/// Any node, another at each connection.
+/// Leads to any node of the cluster, to another one at each connection.
 impl Endpoint for ClusterNodes {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
         let next = self.next();
@@ -316,7 +316,7 @@ mod info_tests {
         Address { host: host.into(), port }
     }
 
-    /// Fails if a new redis-rs connects in another way.
+    /// Fails if a new version of redis-rs passes a node's address or credentials to its connections in another way.
     #[test]
     fn the_client_reveals_how_it_would_connect() {
         let nodes = ["redis://u:pw@10.0.0.1:7001/", "redis://u:pw@10.0.0.2:7002/"];

@@ -1,5 +1,5 @@
 //! The refresh task, which updates the slot map: it sends CLUSTER SLOTS to all masters and uses the answer of the majority.
-//! Also the waits for the slot map and for its masters.
+//! Callers wait here for the slot map and for its masters.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,8 +44,8 @@ impl TaskOwner for Cluster {
     }
 }
 
-/// Pauses between refreshes that only failed commands have caused: every process has just refreshed because of them. A node
-/// that hangs sends no redirection, so its new master is found at most a second late.
+/// Pauses between refreshes that only failed commands have caused, because every process refreshes after the same failure. A node
+/// that hangs sends no redirection, so the new master of its slots is found at most a second late.
 fn rests() -> Backoff {
     Backoff::between(Duration::from_millis(250), Duration::from_secs(1))
 }
@@ -53,7 +53,7 @@ fn rests() -> Backoff {
 /// The nodes to query.
 type QueriedNodes = Vec<(Address, Arc<Supervisor>)>;
 
-/// The state after a refresh.
+/// The state of the map after a refresh.
 enum RefreshResult {
     Well,
     Unwell,
@@ -69,7 +69,7 @@ async fn refresh_topology(refresh_task: TaskRef<Cluster>, looks: Arc<DiscoveryWa
     let mut lost = false;
     loop {
         let Some((nodes, first)) = refresh_task.nodes_to_query(lost) else { return };
-        // The first connection takes longer than an answer.
+        // A node that is not connected yet needs more time than one answer takes.
         let limit = answer.saturating_mul(4).max(Duration::from_millis(500));
         let (views, failure) = ask(nodes, first, limit).await;
         lost = views.is_empty();
@@ -129,8 +129,8 @@ async fn ask(nodes: QueriedNodes, first: bool, limit: Duration) -> (Vec<Vec<Rang
 }
 
 impl TaskRef<Cluster> {
-    /// The nodes to query, and whether callers wait for the first answer. `None` if the cluster was dropped or closed, or has
-    /// another refresh task.
+    /// The nodes to query (the masters; all known nodes if these were `lost` or there is no map), and whether callers wait for the
+    /// first map. `None` if the cluster was dropped or closed, or has another refresh task.
     fn nodes_to_query(&self, lost: bool) -> Option<(QueriedNodes, bool)> {
         let known_layout = self.with(|cluster| cluster.state().slot_map.layout().ok().flatten())?;
         let cluster = self.owner()?;
@@ -174,7 +174,7 @@ impl TaskRef<Cluster> {
             // Commands in flight to one of these nodes hold their own reference.
             let mut removed = Vec::new();
             state.servers.retain(|address, node| {
-                // A node to which the first slots are migrating has no slot yet, and receives commands all the time.
+                // A node to which its first slots are migrating has no slot yet, but receives commands all the time.
                 let stays = node.used.elapsed() < RETAINED_FOR
                     || known_layout.masters.iter().any(|master| master.address == *address);
                 removed.extend((!stays).then(|| Arc::clone(&node.server)));
@@ -182,7 +182,7 @@ impl TaskRef<Cluster> {
             });
             removed
         })?;
-        // Outside the lock: dropping the last reference closes a connection.
+        // The lock is not held here, because dropping the last reference closes a connection.
         drop(removed);
         cluster.changed();
         let changed = known.is_none_or(|known| !Arc::ptr_eq(&known, &known_layout));
@@ -194,10 +194,10 @@ impl TaskRef<Cluster> {
         Some((refresh_result, changed))
     }
 
-    /// Handles a refresh without an answer: callers that wait for the first map fail.
+    /// Handles a refresh that no node has answered: callers that wait for the first map fail; a map that there is stays.
     fn failed(&self, cluster: &Cluster, failure: Option<StoreError>) -> Option<(RefreshResult, bool)> {
         let why = failure.unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable));
-        // The failed command was the refresh task's, and not a caller's.
+        // The failed command was the refresh task's: no caller's command was sent, so none can have run.
         let why = StoreError { kind: StoreErrorKind::Unavailable, ..why };
         let is_news = self.with(|cluster| {
             let state = &mut *cluster.state();
@@ -255,7 +255,7 @@ impl Cluster {
         }
     }
 
-    /// The map; `None` if the caller may wait for the first. Starts the refresh task if there is none.
+    /// The map; `None` if there is none yet and the caller may wait for it. Starts the refresh task if it does not run.
     pub(super) fn layout(self: &Arc<Self>) -> StoreResult<Option<Arc<SlotLayout>>> {
         if !self.task.is_running() {
             self.task.start(self, |task| refresh_topology(task, Arc::clone(&self.looks), self.answer));

@@ -29,7 +29,7 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// `host:port`, as a server or redis-rs writes it; an empty host means that of `reporter`.
+    /// Parses `host:port`, as a server or redis-rs writes it; an empty host means that of `reporter`.
     pub(crate) fn parse(text: &str, reporter: Option<&Self>) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         Self::of(host.trim_start_matches('[').trim_end_matches(']'), port.parse().ok()?, reporter)
@@ -138,9 +138,9 @@ const TABLE: [u16; 256] = {
 pub(crate) enum Redirect {
     /// The slot belongs to that node now.
     Moved(u16, Address),
-    /// The slot is migrating to that node, and this key is there already.
+    /// The slot is migrating to that node, and the command's key is not on the reporting node any more.
     Ask(Address),
-    /// The keys of this command are partly here and partly on the other node.
+    /// The slot is migrating, and the keys of this command are partly on the reporting node and partly on the other.
     TryAgain,
 }
 
@@ -190,11 +190,11 @@ const NO_MASTER: u16 = u16::MAX;
 const MOST_TRIES: u32 = 200_000;
 
 pub(super) enum SlotMap {
-    /// There was no map yet: callers wait.
+    /// There was no map yet: callers wait for the refresh task.
     Blank,
-    /// Retained until there is a newer map: the masters' supervisors report by themselves if a master cannot be reached.
+    /// Stays until there is a newer map, even if no node answers: the masters' supervisors report if a master cannot be reached.
     Known(Arc<SlotLayout>),
-    /// No node has ever answered.
+    /// There was no map yet, and no node has answered: callers fail for this reason.
     Unknown(StoreError),
     Closed,
 }
@@ -202,9 +202,9 @@ pub(super) enum SlotMap {
 pub(super) struct SlotLayout {
     /// The ranges as the nodes reported them; empty after a redirection has corrected the map.
     pub(super) ranges: Vec<Range>,
-    /// For each slot the index of its master in `masters`.
+    /// For each slot the index of its master in `masters`, or `NO_MASTER`.
     slots: Box<[u16]>,
-    /// In order of their first slots.
+    /// In order of their first slots; a master that a redirection has named comes last.
     pub(super) masters: Vec<MasterNode>,
 }
 
@@ -215,7 +215,7 @@ pub(crate) struct MasterNode {
     pub(crate) replicas: usize,
 }
 
-/// The masters, and how many slots they leave unserved.
+/// The masters of a map, and how many slots none of them serves.
 pub(crate) struct Coverage {
     pub(crate) masters: Vec<MasterNode>,
     pub(crate) unserved: usize,
@@ -304,7 +304,7 @@ impl SlotLayout {
 }
 
 impl SlotMap {
-    /// The layout; `None` if the caller may wait for the first one.
+    /// The layout; `None` if there is none yet and the caller may wait for it.
     pub(super) fn layout(&self) -> StoreResult<Option<Arc<SlotLayout>>> {
         match self {
             Self::Known(layout) => Ok(Some(Arc::clone(layout))),
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(ranges[0].replicas, [at("h", 2), at("h", 3)]);
     }
 
-    /// As redis-rs writes the addresses of a client.
+    /// redis-rs writes the addresses of a client in these forms.
     #[test]
     fn addresses_are_read_with_brackets_and_without() {
         for (text, host) in [("[::1]:7", "::1"), ("::1:7", "::1"), ("h:7", "h")] {

@@ -1,8 +1,8 @@
 //! Waiters that leave the queue of a lock, alone or together; and the search for waiters that may have lost a message.
 //!
 //! To find an entry takes time in proportion to the queue's length, so thousands of waiters with the same deadline would
-//! block the server for seconds. The first waiter leaves alone. The waiters that leave before its answer arrives go
-//! together in one script call, up to some thousands; the next call removes those that came meanwhile. This needs no timer.
+//! block the server for seconds. The first waiter leaves alone. The waiters that leave before its answer arrives are removed
+//! together by one script call, up to two thousand; the next call removes those that came meanwhile. This needs no timer.
 //!
 //! The search for lost messages costs one query per lock instead of one per waiter. Invariant: a waiter that is not the
 //! first of its lock in this process either has an entry in the queue after the subscription was confirmed, or retries its
@@ -28,13 +28,13 @@ use crate::sync::lock;
 /// How many waiters leave in one call: their queue entries are its arguments.
 const AT_ONCE: usize = 2_000;
 
-/// For each lock that a waiter is leaving, the other waiters that leave with it.
+/// By the key of each lock that a waiter is leaving: the other waiters that leave together with it.
 #[derive(Default)]
 pub(crate) struct LeaveBatches(Mutex<HashMap<Arc<str>, Vec<LeavingWaiter>>>);
 
 struct LeavingWaiter {
     position: String,
-    /// Sent when the entry was removed from the queue; if it is dropped, the waiter must leave alone.
+    /// Notifies the waiter that its entry was removed from the queue; if this is dropped, the waiter must leave alone.
     removed: oneshot::Sender<()>,
 }
 
@@ -42,13 +42,13 @@ struct LeavingWaiter {
 pub(crate) enum LeaveRole<'a> {
     /// This waiter is the first: it leaves alone, and then removes the others.
     First(LeaveJob<'a>),
-    /// Its entry was removed from the queue.
+    /// The first waiter's calls have removed this waiter's entry from the queue.
     Removed,
-    /// It had no entry in the queue: the waiter may hold the lock, or must leave alone.
+    /// Its entry was not removed within the time, or there was none: the waiter may hold the lock, so it must leave alone.
     Alone,
 }
 
-/// Removes the waiters that leave meanwhile. If it is dropped, they leave alone.
+/// The first waiter's task of removing the waiters that leave while it does. If it is dropped before it has ended, they leave alone.
 pub(crate) struct LeaveJob<'a> {
     leaving: &'a LeaveBatches,
     key: Arc<str>,
@@ -140,11 +140,11 @@ fn read_leave(answer: Value) -> Option<(usize, Vec<usize>)> {
 const NOTIFIED_AT_ONCE: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How often a query is sent, because the server may be failing at that moment.
+/// How many times a query is sent at most, because the server may be failing at that moment.
 const TRIES: u32 = 3;
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Called when the subscription is lost, and when it is settled again: confirmed, or permanently refused.
+/// Called when the subscription is lost, and when it is settled again: confirmed, or refused.
 pub(crate) async fn find_lost_messages(
     (commands, node, within): (Commands, Uuid, Duration),
     grants: Arc<LockWaiters>,
@@ -157,7 +157,7 @@ pub(crate) async fn find_lost_messages(
     }
 }
 
-/// Notifies the waiters without an entry in the queue, so that they retry. The subscription is confirmed, or permanently
+/// Notifies the waiters without an entry in the queue, so that they retry. To be called after the subscription was confirmed or
 /// refused.
 pub(crate) async fn find_lost(
     commands: Commands,
@@ -183,7 +183,7 @@ pub(crate) async fn find_lost(
     }
 }
 
-/// Removes the waiters that have an entry in the queue from `absent_waiters`.
+/// Queries the lock's queue, and removes the waiters that have an entry there from `absent_waiters`.
 async fn find(
     commands: &Commands,
     absent_waiters: &mut AbsentWaiters,
@@ -205,7 +205,7 @@ async fn find(
     Ok(())
 }
 
-/// Parses the answer of WAITING: whether there are more entries, and the waiters that were found.
+/// Parses the answer of WAITING: whether the queue has more entries, and the waiters of this node that were found.
 fn read_waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
     let Value::Array(parts) = answer else { return None };
     let mut parts = parts.into_iter();
@@ -215,7 +215,8 @@ fn read_waiting(answer: Value) -> Option<(bool, Vec<Token>)> {
 }
 
 /// While there is no subscription, only the first waiter of a lock retries. A mutex may have been granted to another waiter
-/// just before, and the message lost; the mutex may never expire. So this looks up its holder and notifies that waiter.
+/// just before, and the message lost; the mutex may never expire. So this looks up each mutex's holder; if that is one of these
+/// waiters, it is notified.
 async fn find_granted(commands: Commands, grants: Arc<LockWaiters>, within: Duration) {
     for absent_waiters in grants.all_absent_waiters() {
         if absent_waiters.is_empty() || absent_waiters.name.is_semaphore() {

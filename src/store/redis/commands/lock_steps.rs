@@ -1,4 +1,4 @@
-//! The steps on locks. [`LockCalls`] calls scripts for one lock; functions such as [`taken`] parse the answers.
+//! The steps on locks. [`LockCalls`] calls the scripts for one lock; functions such as [`taken`] parse the scripts' answers.
 //!
 //! A script that grants a lock passes over a bounded number of waiters that receive no messages, because it blocks the
 //! server. If there are more, its answer says so, and another call follows. Between two calls a mutex with a queue is free,
@@ -21,7 +21,7 @@ use crate::store::{
     Taken, Token,
 };
 
-/// The nodes that did not receive a message, so that later calls do not notify them again.
+/// The nodes that did not receive a message in this step, so that its later calls do not notify them again.
 #[derive(Debug, Default)]
 pub(crate) struct UnreachableNodes(Vec<u8>);
 
@@ -48,7 +48,7 @@ impl UnreachableNodes {
     }
 }
 
-/// The script calls for one lock, each within this time.
+/// The script calls for one lock, each of which may take `within`.
 #[derive(Clone, Copy)]
 pub(crate) struct LockCalls<'a> {
     pub(crate) commands: &'a Commands,
@@ -64,7 +64,7 @@ impl LockCalls<'_> {
         Ok(self.run_and_hand_over(&scripts::MUTEX_FREE, args, yes).await?.0)
     }
 
-    /// FREE of a permit, and of a load limit with the load that held it.
+    /// FREE of a permit; for a permit of a load limit, with the `load` that held it.
     pub(crate) async fn free_permit(
         self,
         token: &Token,
@@ -90,10 +90,10 @@ impl LockCalls<'_> {
         }
     }
 
-    /// Hands a lock to the rest of its queue, if there is `more`. Returns how many permits are available after the last call, if there was
-    /// one.
+    /// Continues to hand the lock to its queue, until a call leaves nothing to do. `more` has the unreachable nodes that the step's own
+    /// call has discovered; `None` if nothing is left. Returns how many permits are available after the last call, if there was one.
     pub(crate) async fn hand_over(self, mut more: Option<Vec<u8>>) -> StoreResult<Option<u32>> {
-        // A token that holds nothing.
+        // FREE of a token that holds nothing only hands the lock on.
         let none = Token::mint(Uuid::new_v4());
         let (mut unreachable, mut last) = (UnreachableNodes::default(), None);
         let is_semaphore = self.name.is_semaphore();
@@ -144,7 +144,7 @@ impl LockCalls<'_> {
         self.run(script, args, split).await
     }
 
-    /// Runs a step that may leave the lock to the rest of its queue, and hands it over. Also returns what `hand_over` does.
+    /// Runs a step that may leave the lock to be handed on, and then calls [`hand_over`](Self::hand_over). Also returns its result.
     pub(crate) async fn run_and_hand_over<T>(
         self,
         script: &Script,
@@ -156,8 +156,8 @@ impl LockCalls<'_> {
     }
 }
 
-/// Frees a lock that was granted to a waiter that has left. Otherwise the lock is lost until it expires, and some mutexes
-/// never expire; so this retries several times.
+/// Frees a lock that was granted to a waiter that has left. Without this no waiter could use the lock until it expires, and some
+/// mutexes never expire; so this retries several times.
 pub(crate) async fn give_back(commands: Commands, name: LockName, token: Token, within: Duration) {
     const PAUSES: [u64; 6] = [50, 200, 1_000, 3_000, 10_000, 0];
     let calls = LockCalls { commands: &commands, name: &name, within };
@@ -188,17 +188,17 @@ pub(crate) fn yes(answer: Value) -> Option<bool> {
     }
 }
 
-/// Converts the milliseconds of a script's answer; `None` for -1.
+/// Converts the milliseconds of a script's answer; `None` for a negative number, which stands for no end.
 fn duration(ms: i64) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-/// What a take reports beside its result.
+/// What the answer to a TAKE reports beside its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TakeRemarks {
     /// Whether the remaining time is longer than the holder's token says.
     pub(crate) is_doubtful: bool,
-    /// Whether the token was in the queue before and has lost its position.
+    /// Whether the token was in the queue before and is not there any more.
     pub(crate) lost_position: bool,
 }
 
@@ -223,7 +223,7 @@ pub(crate) fn taken(answer: Value) -> Option<(MutexTaken, TakeRemarks)> {
     Some((MutexTaken { taken, was_held }, remarks))
 }
 
-/// Parses the answer of REPAIR: the holder's remaining time.
+/// Parses the answer of REPAIR: the holder's remaining time, `Some(None)` if it has no end.
 pub(crate) fn remaining(answer: Value) -> Option<Option<Duration>> {
     match answer {
         // There is no holder any more.
@@ -313,7 +313,8 @@ pub(crate) fn ints<const N: usize>(answer: Value) -> Option<[i64; N]> {
     parts.into_iter().map(int).collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
-/// Splits an answer that requires another call into the answer proper and its last part, the unreachable nodes.
+/// Splits an answer that requires another call into the answer proper and its last part, the unreachable nodes; `None` if no other
+/// call is required.
 pub(crate) fn to_go_on(answer: Value) -> (Value, Option<Vec<u8>>) {
     let Value::Array(mut parts) = answer else { return (answer, None) };
     match parts.pop() {

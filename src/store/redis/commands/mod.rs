@@ -1,7 +1,7 @@
 //! Sends a store's commands to one server or to a cluster, and calls scripts there.
 //!
-//! Steps on leases that take several calls: HAND OVER, and WAKE REST, which continues a script that could not notify all waiters of an
-//! ended lease in one call. And [`Deadline`], of the calls that must not run late.
+//! Two steps on leases take several calls and are here: HAND OVER, and WAKE REST, which continues a script that could not notify all
+//! waiters of an ended lease in one call. [`Deadline`] limits the calls that must not run late.
 #![cfg_attr(not(feature = "cluster"), allow(unused_variables, reason = "one server has all keys"))]
 
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(super) enum Route {
     Cluster(Arc<super::cluster::Cluster>),
 }
 
-/// The first expression for one server, the second for a cluster.
+/// Evaluates the first expression if there is one server, the second for a cluster.
 macro_rules! by_route {
     ($route:expr, |$server:ident| $one:expr, |$cluster:ident| $all:expr) => {
         match $route {
@@ -130,7 +130,7 @@ impl Commands {
         self.call(name, call, within, read).await.map(|(answer, _)| answer)
     }
 
-    /// Waits for `work` at most `within`. The error is then the reason why all commands fail, or of this kind.
+    /// Waits for `work` at most `within`. After that, returns the reason why all commands fail at present, or else an error of `kind`.
     pub(super) async fn bounded<T>(
         &self,
         within: Duration,
@@ -141,7 +141,7 @@ impl Commands {
         done.unwrap_or_else(|_| Err(self.down().unwrap_or_else(|| StoreError::new(kind))))
     }
 
-    /// Whether keys are on several servers. A PUBLISH reaches subscribers of all, but counts those of one.
+    /// Whether keys are on several servers. There a PUBLISH reaches the subscribers at all servers, but its reply counts those at one.
     pub(in crate::store) fn is_spread(&self) -> bool {
         !matches!(self.route, Route::One(_))
     }
@@ -170,8 +170,8 @@ impl Commands {
         }
     }
 
-    /// Whether the connection was lost: the next one may lead to another server. The connection for messages to a cluster leads
-    /// to any node and is independent of those for commands.
+    /// Whether a new connection for messages has to wait, because the connection for commands was lost and the next one may lead to
+    /// another server. In a cluster only while all are down: the connection for messages leads to any node there.
     pub(super) fn has_to_wait(&self) -> bool {
         self.down().is_some() || by_route!(&self.route, |server| server.is_reconnecting(), |_cluster| false)
     }
@@ -195,7 +195,7 @@ impl Commands {
         by_route!(&self.route, |server| server.suspect(), |cluster| cluster.suspect());
     }
 
-    /// Changes with each new connection; in a cluster at each change of its state.
+    /// Changes with each new connection; in a cluster at each change that may concern a waiting caller.
     pub(super) fn generations(&self) -> watch::Receiver<u64> {
         by_route!(&self.route, |server| server.generations(), |cluster| cluster.changes())
     }
@@ -247,7 +247,7 @@ impl Commands {
         by_route!(&self.route, |server| one(server.link()), |cluster| cluster.link())
     }
 
-    /// The same connections, for another node.
+    /// Returns the same connections for another node, which ends independently of this one.
     pub(super) fn of_another_node(&self) -> Self {
         self.route.clone().into()
     }
@@ -283,16 +283,16 @@ impl From<Arc<Supervisor>> for Commands {
     }
 }
 
-/// The error for an answer that no command of ours has.
 pub(crate) fn int(answer: Value) -> Option<i64> {
     if let Value::Int(number) = answer { Some(number) } else { None }
 }
 
+/// The error for an answer that no command of this crate has.
 pub(crate) fn not_understood() -> StoreError {
     refused(unexpected())
 }
 
-/// The error for a reply that the guard cannot use.
+/// The error for a server's refusal, or for a reply that this crate cannot use.
 pub(crate) fn refused(error: RedisError) -> StoreError {
     store_error(classify(&error).0, error)
 }
@@ -303,8 +303,8 @@ pub(crate) const REST: i64 = 10;
 
 impl Commands {
     /// Notifies the remaining waiters of an ended lease, a bounded number per call. `ended` is the token in the fence behind the last of
-    /// them; `message` is theirs. Gives up after `within` or at an error: a waiter that is not notified retries when the lease would
-    /// have ended.
+    /// these waiters; each receives `message`. Gives up after `within` or at an error: a waiter that is not notified retries when the
+    /// lease would have expired.
     pub(crate) async fn wake_rest(&self, name: &str, ended: &Token, message: &str, within: Duration) {
         let until = Instant::now() + within;
         let args = |cmd: &mut Cmd| {
@@ -319,8 +319,8 @@ impl Commands {
         }
     }
 
-    /// HAND OVER, repeated while the script requests it, because each call passes over a bounded number of waiters. With
-    /// `lease` `None`, for the grant of a waiter that has left, the lease retains its remaining time.
+    /// HAND OVER, repeated while the script requests it, because each call passes over a bounded number of waiters. If `lease` is `None`
+    /// (a waiter has left before its grant arrived), the lease retains its remaining time.
     pub(crate) async fn hand_over(
         &self,
         name: &str,
@@ -414,7 +414,7 @@ mod tests {
         assert_eq!(deadline.next_call(), (Some(5_000 + millis(half + LATEST)), half));
     }
 
-    /// It would be sent with no time left for the answer, and run: no client would know of the lease.
+    /// A repeated command would be sent with no time left for its answer, and run: no client would know of the lease.
     #[tokio::test(start_paused = true)]
     async fn a_late_command_is_not_repeated_after_its_deadline() {
         let mut deadline = deadline();

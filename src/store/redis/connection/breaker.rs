@@ -23,9 +23,10 @@ pub(super) struct CircuitBreaker {
     created_at: Instant,
     /// Two deadlines of a command.
     limit: Duration,
-    /// When the first of the unanswered commands was sent, in milliseconds since `created_at`; 0 after an answer.
+    /// When the first of the commands that timed out in the present silence was sent, in milliseconds since `created_at`; 0 after an
+    /// answer in time.
     since: AtomicU64,
-    /// When the latest of them timed out, in milliseconds since `created_at`.
+    /// When the latest command timed out, in milliseconds since `created_at`.
     until: AtomicU64,
     /// Whether any command was answered since the last call of [`take_received`](Self::take_received).
     has_received: AtomicBool,
@@ -102,7 +103,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// How long a limit is remembered that the server has reported, by its setting or by an error: it may be raised.
+/// How long a limit is remembered that the server has reported, by its setting or by an error: an operator may raise it.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// How long a limit is remembered if a connection broke under an argument of that size without an answer: the server may
@@ -117,7 +118,7 @@ pub(super) struct BulkLimit {
     /// The longest argument that is sent; `usize::MAX` while no limit is known, which each command checks.
     most: AtomicUsize,
     ends_at: Mutex<Option<Instant>>,
-    /// Whether a connection broke since the server's limit was last queried.
+    /// Whether a connection broke under a long argument since the server's limit was last queried.
     is_unread: AtomicBool,
 }
 
@@ -162,7 +163,7 @@ impl BulkLimit {
         self.is_unread.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the server's limit must be queried. Resets that.
+    /// Whether the server's limit must be queried. Later calls return false until a connection breaks under a long argument again.
     pub(super) fn take_unread(&self) -> bool {
         self.is_unread.swap(false, Ordering::Relaxed)
     }
@@ -270,7 +271,7 @@ mod bulk_limit_tests {
         }
     }
 
-    /// A connection also breaks for other reasons, under commands of any kind.
+    /// A connection also breaks for other reasons, under commands of any kind: a short argument must not become the limit.
     #[tokio::test(start_paused = true)]
     async fn a_short_command_is_not_suspected() {
         let limit = BulkLimit::default();

@@ -1,5 +1,5 @@
 //! Opens connections to the server for commands and for messages, decides how often they are checked, and counts the
-//! outages of a node: how many times, for how long, and how many loads ran without the store meanwhile.
+//! outages: how many there were, for how long, and how many loads ran without the store meanwhile.
 //!
 //! A connection for messages uses RESP2 if the credentials do not change, because there messages and replies cannot be
 //! confused. While a RESP2 connection is subscribed it accepts no AUTH, so with credentials that rotate it would have to be
@@ -42,7 +42,7 @@ const CLOCK_PERIOD: Duration = Duration::from_secs(60);
 /// connections; a primary that an operator demotes answers reads for ever.
 const ROLE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Opens connections for one node. Every call into `redis` that may wait has a time limit.
+/// Opens connections to one endpoint. Every call into `redis` that may wait has a time limit.
 #[derive(Clone)]
 pub(crate) struct Connector {
     pub(crate) endpoint: Arc<dyn Endpoint>,
@@ -86,8 +86,8 @@ impl Connector {
         Self { login: login.clone(), ..self }
     }
 
-    /// Connects for the guard's commands, and checks that the server answers some. Only for the reconnect task: with
-    /// sentinels, it connects to the server that they name now, and later connections go to the same server.
+    /// Connects for the guard's commands, and checks that the server answers PING and TIME. Only for the reconnect task: with
+    /// sentinels, it connects to the server that they name now, and later additional connections go to the same server.
     pub(crate) async fn anew(&self) -> RedisResult<Opened> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
         let (mut connection, login) = self.connect(&server).await?;
@@ -118,8 +118,8 @@ impl Connector {
         self.logged_in(issue.as_ref(), opened)
     }
 
-    /// Replaces the error of a refused login by the server's reason, because redis-rs hides the server's answer to AUTH: a
-    /// server that has reached its limit of connections refuses any command.
+    /// If a login is refused because the server accepts no more connections, returns that reason instead of the login's error:
+    /// such a server refuses any command, and redis-rs hides its answer to AUTH.
     async fn explained<T>(&self, client: &Client, opened: RedisResult<T>) -> RedisResult<T> {
         match opened {
             Err(error) if is_login(&error) => Err(self.is_full(client).await.unwrap_or(error)),
@@ -207,9 +207,9 @@ impl Connector {
         }
     }
 
-    /// Whether a connection for messages must be replaced, because messages may no longer reach it. In a cluster: its node
-    /// `at` has left the cluster. Otherwise: the commands use another connection (`latest`) than when this one was opened
-    /// (`generation`; 0 means none yet).
+    /// Whether a connection for messages must be replaced, because messages may no longer reach it. In a cluster it must if its node
+    /// `at` has left the cluster; else if the commands use another connection (of generation `latest`) than when this one was opened
+    /// (of `generation`; 0 means that there was none yet).
     pub(crate) fn has_left(&self, at: Option<&str>, generation: u64, latest: u64) -> bool {
         match at {
             Some(node) => self.endpoint.has_lost(node),
@@ -397,7 +397,7 @@ impl MessageStream {
     }
 }
 
-/// The outages of all connections for commands of one node.
+/// The outages of the connections for commands; those of all masters of a cluster share one.
 #[derive(Debug, Default)]
 pub(crate) struct Outages {
     begun: AtomicU64,
@@ -405,18 +405,18 @@ pub(crate) struct Outages {
 }
 
 impl Outages {
-    /// How many times a connection was lost, or could not be opened.
+    /// How many times, since the start, a connection was lost, or could not be opened without an outage in progress.
     pub(crate) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Counts a load that runs without the store.
+    /// Counts a load that runs without the store, for the log at the end of the outage.
     pub(crate) fn load(&self) {
         self.loads.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts the loss of a connection; begins an outage unless one is in progress. A connection that breaks at once does
-    /// not end an outage.
+    /// Counts the loss of a connection; begins an outage unless one is in progress. A connection that broke before it was stable has
+    /// not ended its outage.
     pub(super) fn begin(&self, outage: &mut Option<Outage>) {
         self.begun.fetch_add(1, Ordering::Relaxed);
         let began = || Outage { since: Instant::now(), loads_before: self.loads.load(Ordering::Relaxed) };

@@ -57,7 +57,7 @@ pub(super) struct Supervisor {
     created_at: Instant,
     /// What the server's clock showed at `created_at`, in milliseconds.
     offset: AtomicI64,
-    /// When the clock was last read, and the largest jump between two readings; in milliseconds.
+    /// When the clock was last read, since `created_at`, and the largest change of `offset` by a reading; in milliseconds.
     read_at: AtomicU64,
     largest_jump: AtomicU64,
     /// How long the latest reading took, in microseconds.
@@ -69,7 +69,7 @@ pub(super) struct Supervisor {
 
 struct ConnectionSlot {
     state: ConnectionState,
-    /// The logged reasons for the present outage. A connection that breaks at once does not end an outage.
+    /// The logged reasons for the present outage. A connection that breaks before it is stable does not end an outage.
     outage_log: OutageLog,
     /// The present outage, until a connection is stable.
     outage: Option<Outage>,
@@ -98,7 +98,7 @@ enum Loss {
 }
 
 impl Loss {
-    /// Classifies the loss after an error; `answered`: the error is the server's answer.
+    /// Classifies the loss after an error; `answered` says whether the error is the server's answer.
     fn of(answered: bool) -> Self {
         if answered { Self::Doubtful } else { Self::Cut }
     }
@@ -181,7 +181,7 @@ impl Supervisor {
         self.changed();
     }
 
-    /// The connection; `None` if the caller has to wait for the first one. On the hit path.
+    /// The connection; `None` if the caller has to wait for the present attempt to connect, or start one. On the hit path.
     fn current(&self) -> StoreResult<Option<LiveConnection>> {
         match &self.slot().state {
             ConnectionState::Up(up) => Ok(Some(up.clone())),

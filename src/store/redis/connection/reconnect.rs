@@ -25,8 +25,8 @@ use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
 /// only.
 const CUT_PERIOD: Duration = Duration::from_millis(100);
 
-/// Returns the error with which the connection has ended, if it has. The driver reads all the time and ends with the
-/// connection. The PING is not sent: the driver skips a command whose future was dropped.
+/// Returns the error with which the connection has ended, if it has. The driver of the connection reads all the time, so it notices
+/// the end. The PING is not sent: the driver skips a command whose future was dropped.
 fn end_of(connection: &mut MultiplexedConnection) -> Option<RedisError> {
     connection.send_packed_command(&redis::cmd("PING")).now_or_never()?.err()
 }
@@ -36,7 +36,7 @@ impl TaskOwner for Supervisor {
         &self.task
     }
 
-    /// The connection's driver has ended with the task.
+    /// The connection is dropped: its driver has ended with the task, because both run in the same runtime.
     fn task_ended(&self, ended: EndedTask<'_>) {
         let before = {
             let mut slot = self.slot();
@@ -114,8 +114,8 @@ impl TaskRef<Supervisor> {
         }
     }
 
-    /// Records the result of an attempt to connect. Returns the new generation, if the attempt has succeeded; `None` if the
-    /// supervisor was dropped or closed, or has another reconnect task.
+    /// Records the result of an attempt to connect. Returns the new generation, or `Some(None)` if the attempt has failed; `None` if
+    /// the supervisor was dropped or closed, or has another reconnect task.
     fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
         let supervisor = self.owner()?;
         match opened {
@@ -177,7 +177,7 @@ impl TaskRef<Supervisor> {
         }
     }
 
-    /// Waits until the connection of `generation` has ended, and drops it then.
+    /// Waits until the connection of `generation` has ended, and then drops it.
     async fn until_cut(&self, generation: u64) {
         loop {
             sleep(CUT_PERIOD).await;
@@ -189,12 +189,12 @@ impl TaskRef<Supervisor> {
         }
     }
 
-    /// Whether there is an outage, which the connection ends if it is stable.
+    /// Whether there is an outage, which the present connection ends as soon as it is stable.
     fn recovers(&self) -> bool {
         self.owner().is_some_and(|supervisor| supervisor.slot().outage.is_some())
     }
 
-    /// Ends the outage: the connection that was opened at this moment is stable.
+    /// Ends the outage, because the connection that was opened at `opened_at` is stable.
     fn is_back(&self, opened_at: Instant) {
         let Some(supervisor) = self.owner() else { return };
         let outage = supervisor.slot().outage.take();
@@ -220,7 +220,7 @@ impl TaskRef<Supervisor> {
         supervisor.lose(generation, &why, Loss::Doubtful);
     }
 
-    /// Records a reading of the clock; a failed reading counts as a failed command. Returns whether it was not answered.
+    /// Records a reading of the clock; a failed reading counts as a failed command. Returns true if it had no answer in time.
     fn note(&self, generation: u64, reading: RedisResult<Option<TimedReading>>) -> bool {
         let Some(supervisor) = self.owner() else { return false };
         match reading {

@@ -54,7 +54,7 @@ impl Supervisor {
                 _ => timeout(left, connection.send_packed_command(cmd)).await,
             };
             match self.handle_reply(cmd, generation, left, sent, reply) {
-                // Once: the command itself may break connections, for example a read whose reply exceeds an output limit.
+                // Repeated only once: the command itself may break connections, for example a read whose reply exceeds an output limit.
                 Err(error) if error.kind == StoreErrorKind::Broken && mode == SendMode::Repeat => {
                     (mode, left) = (SendMode::Once, within.saturating_sub(began.elapsed()));
                 }
@@ -63,7 +63,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the first connection, at most `left`, which is less by that time then.
+    /// Waits for the first connection, at most `left`, and subtracts the time that it has waited from `left`.
     async fn first(self: &Arc<Self>, left: &mut Duration) -> StoreResult<LiveConnection> {
         let started = Instant::now();
         let opened = timeout(*left, self.opened()).await;
@@ -140,7 +140,7 @@ impl Supervisor {
         }
     }
 
-    /// Returns a reply that belongs to the protocol. Any other error is counted, logged, and may cost the connection.
+    /// Returns a reply that belongs to the protocol. Any other error is recorded, logged if it is news, and may drop the connection.
     pub(super) fn judge(
         &self,
         cmd: Option<&Cmd>,
@@ -183,7 +183,7 @@ impl Supervisor {
             fate == ConnectionFate::Keep && self.refusals.is_news(code(&error).unwrap_or_default(), cmd);
         let failure = store_error(kind, error);
         match fate {
-            // The server will refuse the same command of every request.
+            // The server will refuse the same command again, so it is logged once for all requests.
             ConnectionFate::Keep => {
                 let reason = self.connector.text_of(&failure);
                 warn_if!(log::REDIS, is_news, %reason, "redis refuses a command");
@@ -193,8 +193,8 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// Drops the connection if it has been silent for two deadlines; otherwise requests a check: with little traffic, each
-    /// lost command would count as a single slow one.
+    /// Drops the connection if it has been silent for two deadlines; otherwise requests a check, because with little traffic each
+    /// command that is lost on a dead connection would count as a single slow one.
     pub(super) fn handle_timeout(&self, generation: u64, waited: Duration) {
         if *self.changes.borrow() != generation {
             return;

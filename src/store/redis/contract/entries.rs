@@ -32,8 +32,8 @@ impl RedisStore {
         match self.commands.send(key.name(), &get_entry(key.name()), within, SendMode::Repeat).await? {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
-            // Foreign data under our key: not an entry, and treated as an entry that cannot be decoded. (MGET, which reads
-            // an entry with its tags, answers nil for it.)
+            // Foreign data under the entry's key: treated as an entry that cannot be decoded. (MGET, which reads an entry
+            // with its tags, answers nil for foreign data.)
             Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(Some(Bytes::new())),
             _ => Err(not_understood()),
         }
@@ -55,8 +55,8 @@ impl RedisStore {
                 cmd.arg(ask.behind.map_or("", Token::as_str)).arg(u8::from(ask.queue));
                 push_number(cmd, last);
             };
-            // Sent once. If the connection breaks, the command may run late: sent again under the same token, it would bring back
-            // a lease that an invalidation has ended meanwhile.
+            // Sent once. If the connection breaks, the command may still run, so it is not repeated: under the same token it could
+            // bring back a lease that an invalidation has ended meanwhile.
             let answer = self.commands.run(&scripts::ACQUIRE, key.name(), (288, args), left, read_acquire);
             match answer.await? {
                 AcquireReply::Acquired(acquired) => return Ok(acquired),
@@ -142,8 +142,8 @@ impl RedisStore {
         self.run_as_holder(&scripts::RELEASE, key, token, (0, |_: &mut Cmd| {}), within).await
     }
 
-    /// Makes a change and announces it in the same script call. Where the volume may be on another server than the changed key, the
-    /// change is made without the announcement.
+    /// Makes a change and announces it in the same script call. If the volume may be on another server than the changed key, makes the
+    /// change without the announcement, and answers [`Announced::Separately`].
     pub(crate) async fn change(
         &self,
         key: &Key,
@@ -175,7 +175,7 @@ impl RedisStore {
             }
         };
         if done == 0 {
-            // A later attempt of this node has voided it.
+            // A later attempt of this node has voided this one.
             return Err(StoreError::new(StoreErrorKind::TimedOut));
         }
         if done > REST {
@@ -185,8 +185,8 @@ impl RedisStore {
         Ok(if change.announces { announced } else { Announced::Separately })
     }
 
-    /// Runs a script whose answer says whether the token held the lease, and then notifies the waiters that the script has
-    /// not notified.
+    /// Runs a script whose answer says whether the token held the lease, and then notifies the waiters that the script had
+    /// no time to notify.
     async fn run_as_holder(
         &self,
         script: &Script,
@@ -230,7 +230,7 @@ struct ChangeCall<'a> {
     announcement: &'a Announcement,
     /// Whether the script announces the change: it can if the volume is on the server of the changed key.
     announces: bool,
-    /// The token in the fence behind the waiters that the script notifies.
+    /// The token in the fence, which the script puts behind the waiters that it leaves to WAKE REST.
     ended: Token,
 }
 
@@ -267,7 +267,7 @@ impl ChangeCall<'_> {
 pub(crate) enum ChangeReply {
     /// The result of its script, and the answer to the announcement.
     Done(i64, Announced),
-    /// It was not made; the server's clock showed this time.
+    /// The change was not made, because its latest moment had passed: the server's clock showed this time.
     TooLate(u64),
 }
 
@@ -294,7 +294,7 @@ pub(crate) enum AcquireReply {
     /// There is an entry that the caller has not seen, and it is so large that a script that returns it would block the
     /// server.
     EntryIsThere,
-    /// It was not executed; the server's clock showed this time.
+    /// The ACQUIRE was not executed, because its latest moment had passed: the server's clock showed this time.
     TooLate(u64),
 }
 

@@ -83,8 +83,8 @@ impl RedisStore {
         self.freeing(name, calls.free(leave.token, leave.ttl)).await?;
         if let LeaveRole::First(mut job) = joined {
             while job.remove_others(calls).await? {
-                // One of the leaving waiters may have been the next for a lock without a holder: leaving again passes the
-                // lock on.
+                // One of the waiters that were removed may have been the next for a lock without a holder: another LEAVE
+                // passes the lock on.
                 self.freeing(name, calls.free(leave.token, leave.ttl)).await?;
             }
         }
@@ -238,8 +238,8 @@ impl RedisStore {
         self.keyspace.announce(&name.key, within).await
     }
 
-    /// Handles the answer to a take. If the token had lost its position in the queue, the other waiters of this process
-    /// may have lost theirs, too: the process was paused for so long that it was considered dead, or the data was lost.
+    /// Handles the answer to a take. If the token had lost its position in the queue, searches for other waiters of this process
+    /// that have lost theirs: the process was paused for so long that it was considered dead, or the data was lost.
     fn handle_take_answer(&self, name: &LockName, token: &Token, remarks: TakeRemarks) {
         self.grants.record_answer(token);
         // The waiters of a process without an inbox lose their positions again and again, so the search waits until the
@@ -269,9 +269,9 @@ impl RedisStore {
     }
 }
 
-/// REPAIR: limits the mutex's remaining time to the time that its holder has requested. This is a separate step, because a
-/// holder may have requested more than its token says, and few takes need it. Without an answer the waiter sleeps for the
-/// longer time, and the next take repeats the repair.
+/// REPAIR: limits the mutex's remaining time to the time that its holder has requested. TAKE does not do this itself, because
+/// few takes need it, and it reads another key: a holder may have requested more than its token says. Without an answer the
+/// waiter sleeps for the longer time, and the next take repeats the repair.
 async fn repaired(calls: LockCalls<'_>) -> Option<Taken> {
     let repaired = calls.run(&scripts::MUTEX_REPAIR, |_| {}, remaining).await;
     repaired.ok().map(|remaining| Taken::Busy { remaining })

@@ -1,10 +1,11 @@
-//! The commands of [`Store`](crate::store::Store) on a Redis server. Each step of a lock is one script.
+//! The commands of [`Store`](crate::store::Store) on a Redis server: those about entries and leases are in [`entries`], those about
+//! locks in [`locks`]; connections, tags, lists and volumes are here. Each step of a lock is one script.
 //!
 //! A tag's id is at `sg1:t:{tag}`.
 //!
-//! The registry and the log of a volume are at `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot. Their scripts are
-//! `renew_member.lua`, `announce.lua` and `remove_member.lua`. On one server INVALIDATE and FORGET TAG announce in their own
-//! scripts; in a cluster ANNOUNCE follows them. Messages go through the inbox.
+//! The registry and the log of a volume are at `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot. RENEW is
+//! `renew_member.lua`, ANNOUNCE `announce.lua`, and FORGET and LEAVE are `remove_member.lua`. On one server INVALIDATE and
+//! FORGET TAG announce in their own scripts; in a cluster ANNOUNCE follows them. Messages go through the inbox.
 //!
 //! The keys of locks:
 //!
@@ -22,8 +23,6 @@
 //!
 //! A mutex under a user's prefix uses other prefixes for its companion keys, because its key may equal
 //! another mutex's tag.
-//!
-//! The commands of volumes: RENEW of a node's membership, ANNOUNCE, FORGET and LEAVE of a member; and the messages of members.
 
 use std::io::Write as _;
 use std::sync::Weak;
@@ -137,7 +136,8 @@ impl RedisStore {
     }
 }
 
-/// Lifetime of a mark that is never removed. Each step before the removal may take at most a fraction of it.
+/// The lifetime of the mark of [`RedisStore::replicated`], in case it is never removed. Each step before the removal may take at most
+/// a fraction of it.
 const MARK: Duration = Duration::from_secs(4);
 
 impl RedisStore {
@@ -191,10 +191,10 @@ impl RedisStore {
         let left = || until.saturating_duration_since(Instant::now());
         let permit = timeout(within, self.replicating.acquire()).await;
         let Ok(Ok(_permit)) = permit else { return Err(StoreError::new(StoreErrorKind::TimedOut)) };
-        // WAIT needs its own connection: the server answers no other command on a connection that waits, so the guard
-        // would take its shared connection for dead. The mark is written on the guard's connection. If this connection
-        // finds it, it leads to the server with the change. WAIT waits for the write that removes the mark, and so for
-        // all writes before it.
+        // WAIT needs a separate connection: the server answers no other command on a connection that waits, so the guard
+        // would take its shared connection for dead. The mark is written on the guard's connection. If the separate
+        // connection finds the mark, both lead to the same server, which has the change. WAIT waits for the write that
+        // removes the mark, and so for all writes before that.
         let mark = format!("sg1:w:{{{}}}:{:016x}", key.name(), fastrand::u64(..));
         let mut leave = Cmd::with_capacity(5, mark.len() + 24);
         leave.arg("SET").arg(&mark).arg("").arg("PX").arg(millis(MARK));
@@ -224,9 +224,9 @@ impl RedisStore {
         bounded(longest, wait.query_async::<u32>(&mut connection)).await.map_err(refused)
     }
 
-    /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In either case a call
-    /// after an acknowledged invalidation reads the tag's new id or none, and no older entry matches either. Foreign data
-    /// counts as nil.
+    /// Reads entries and tag ids at one moment; in a cluster, each at some moment after the call. In both cases a call
+    /// after an acknowledged invalidation reads the tag's new id or none, neither of which matches an older entry. Foreign
+    /// data counts as nil.
     async fn mget(&self, entries: &[Key], tags: &[Key], within: Duration) -> StoreResult<Vec<Value>> {
         if self.commands.is_spread() {
             // Key by key, not by slot: while a slot migrates, some of its keys may be on either node, and MGET is refused.

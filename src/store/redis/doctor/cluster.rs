@@ -52,7 +52,7 @@ pub(super) async fn examine(
         findings.push(found.cost(ALONE).advice("see what is said of the cluster"));
     }
     let (connector, name) = target.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
-    // At any node: a message that is published at one node must reach all.
+    // Subscribes at any node: a message that is published at one node must reach all nodes.
     let inbox = cluster.any_node(ANSWER);
     Some(ExaminedServer { connector, inbox, name, reached })
 }
@@ -104,7 +104,7 @@ async fn reach(
 }
 
 /// Examines what differs by node: users, rights and settings. `findings` are about the node that `target` and `commands` lead
-/// to; those about the other masters are added, unless that fails.
+/// to. Adds findings about ASKING there and about the other masters, unless the connection to that node fails.
 pub(super) async fn examine_nodes(
     cluster: &Cluster,
     target: &ExaminedServer,
@@ -206,7 +206,7 @@ pub(super) async fn probe(
 }
 
 /// Returns an error if all masters that answer say that the cluster is down. `passing` has the transient error of each
-/// probe.
+/// probe, `None` for one that succeeded.
 fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> StoreResult<()> {
     let answers = |error: &StoreError| matches!(error.kind, StoreErrorKind::Transient);
     let mut down = None;
@@ -222,7 +222,7 @@ fn takes_commands(passing: Vec<Option<(String, StoreError)>>) -> StoreResult<()>
     down.map_or(Ok(()), Err)
 }
 
-/// Adds the node's address to its error: rights differ by node.
+/// Adds the node's address to an error that it has returned, because rights differ by node.
 fn at(address: String, error: StoreError) -> StoreError {
     let StoreError { kind, source } = error;
     StoreError { kind, source: Some(Arc::new(Probe { address, source })) }

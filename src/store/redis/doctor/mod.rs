@@ -33,10 +33,10 @@ use crate::store::{Examine, StoreResult};
 const TOTAL: Duration = Duration::from_secs(10);
 /// How many round trips measure latency and clock.
 const TRIES: usize = 20;
-/// How much clocks may differ beyond the round trip: timers tick, and this machine runs other tasks.
+/// How much two readings of clocks may differ beyond the round trip: timers tick, and this machine runs other tasks.
 const TICK: Duration = Duration::from_millis(20);
 
-/// All findings of one examination, in at most [`TOTAL`].
+/// Returns all findings of one examination, after at most [`TOTAL`].
 pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
     let mut checkup = Examination { store, ask, findings: Vec::new() };
     match timeout(TOTAL, checkup.run()).await {
@@ -48,8 +48,8 @@ pub(super) async fn examine(store: &RedisStore, ask: Examine) -> Vec<Finding> {
 }
 
 /// Returns an error if the server, or one of the masters that can be reached, runs no scripts or refuses a command of the
-/// load scripts. A server that takes no commands at present is no error, because that passes. But if no master of a cluster
-/// takes commands, that is an error, as it is for a single server that is loading: no load is shared.
+/// load scripts. A server that takes no commands at present is no error, because that passes. But it is an error if no master of a
+/// cluster takes commands, because no load is shared then; a single server that is loading cannot even be connected to.
 pub(super) async fn probe(commands: &Commands, name: &str, within: Duration) -> StoreResult<()> {
     by_route!(
         &commands.route,

@@ -30,7 +30,7 @@ pub(super) struct Examination<'a> {
 /// The server to examine further.
 pub(super) struct ExaminedServer {
     pub(super) connector: Connector,
-    /// For the subscription.
+    /// Opens the connection for the subscription.
     pub(super) inbox: Connector,
     /// A name whose keys are on this server.
     pub(super) name: String,
@@ -75,7 +75,7 @@ pub(super) async fn all(
     bounded(ANSWER, commands.send_packed_commands(pipeline, 0, count)).await
 }
 
-/// Parses pairs, from a map or a list.
+/// Parses names and values, from a map or from a list in which they alternate.
 pub(super) fn pairs(answer: Value) -> Option<HashMap<String, Value>> {
     redis::from_redis_value(answer).ok()
 }
@@ -89,11 +89,11 @@ pub(super) fn words(error: RedisError) -> String {
     reason(&store_error(StoreErrorKind::Unavailable, error))
 }
 
-/// The kinds of keys, as they appear in key names.
+/// The kinds of keys that the examination reads, as they appear in key names. Other kinds are in the same patterns of rights.
 const GUARDS_KEYS: [&str; 9] = ["e", "l", "q", "o", "t", "v", "n", "a", "c"];
 const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 
-/// The commands that only the scripts of locks call.
+/// The commands that only the scripts of locks need. (The scripts of loads call TIME only if the guard has been able to.)
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
@@ -107,13 +107,13 @@ const DRY: &str = "SET x, PTTL, PEXPIRE 1, LPOS x, RPUSH x, STRLEN, GETRANGE 0 0
 
 pub(super) struct RightsTrial {
     pub(super) findings: Vec<Finding>,
-    /// When the message was published, if it was.
+    /// When the script published the message; `None` if publishing was refused.
     pub(super) published_at: Option<Instant>,
     /// How many clients received the message.
     pub(super) receivers: i64,
 }
 
-/// The refusals, by their cost.
+/// What the server has refused to this user, by what the guard cannot do without it.
 #[derive(Default)]
 struct RefusedRights {
     guard: Vec<String>,
@@ -131,7 +131,7 @@ impl RefusedRights {
         // The code of a refusal, its text inside a script, and `unknown` or `Unknown` for a renamed command.
         let denied = ["NOPERM", "The user executing", "permission", "nknown"];
         if !denied.iter().any(|sign| answer.contains(sign)) {
-            // Only the code, because the text may quote a key.
+            // The finding has only the error's code, because the text may quote a key.
             let code = answer.split([' ', ':']).find(|word| !word.is_empty()).unwrap_or("ERR");
             self.writes
                 .get_or_insert_with(|| format!("{what} is answered with {}", code.trim_start_matches('-')));
@@ -285,7 +285,7 @@ pub(crate) fn lacked_by_loads(answer: Value) -> Option<Vec<String>> {
     Some(refused.guard)
 }
 
-/// Tries the commands that are sent outside of scripts, and reads a key of each kind.
+/// Tries the commands that are sent outside of scripts, and reads a key of each of these kinds.
 async fn plain(
     commands: &mut MultiplexedConnection,
     name: &str,
@@ -298,13 +298,14 @@ async fn plain(
         kinds.push(*kind);
     }
     pipeline.cmd("MGET").arg(key("e")).arg(key("t")).cmd("DEL").arg(key("t"));
-    // The fallback of EVALSHA. The script of [`examine`] does not use it if the server has that script already.
+    // EVAL, which the guard needs for a script that the server does not have. The script of [`examine`] is not sent by EVAL if the
+    // server has that script already.
     pipeline.cmd("EVAL").arg("return 1").arg(0);
     let mut answers = all(commands, &pipeline).await?.into_iter();
     let denied = |answer: &Value| matches!(answer, Value::ServerError(error) if error.code() == "NOPERM");
     let closed: Vec<_> = kinds.into_iter().zip(&mut answers).filter(|(_, answer)| denied(answer)).collect();
     if closed.len() == GUARDS_KEYS.len() + LOCKS_KEYS.len() {
-        // The refusal is not about one kind of key: the command, or all of our keys, are forbidden.
+        // The refusal is not about one kind of key: either the command or all keys of this crate are forbidden.
         refused.guard.push("GET on sg1:*".to_owned());
     } else {
         for (kind, _) in closed {
@@ -366,7 +367,7 @@ impl Examination<'_> {
         for _ in 1..self.store.commands.count().min(MOST_SUBSCRIBE_TRIES) {
             match &subscribed {
                 Err(error) if classify(error).0 != StoreErrorKind::Refused => {
-                    // As the guard does: any other node will do.
+                    // The guard does the same: it subscribes at any other node.
                     subscribed = subscribe_at(connector, channel).await;
                 }
                 _ => break,

@@ -61,7 +61,7 @@ pub(super) fn of_greeting(greeting: Value, topology: Topology, address: Option<&
     findings
 }
 
-/// Memory, eviction, replicas and persistence, as far as this user may read them.
+/// Examines memory, eviction, replicas and persistence, as far as this user may read them.
 pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
     let info_text = match info {
         Value::ServerError(_) => None,
@@ -94,7 +94,7 @@ pub(super) fn examine(info: &Value, settings: Value) -> Vec<Finding> {
     findings
 }
 
-/// What happens to leases, locks and entries when memory is short.
+/// Reports what happens to leases, locks and entries when memory is short.
 fn memory(most: &str, policy: &str, evicted: Option<u64>) -> Vec<Finding> {
     let Ok(most) = most.parse::<u64>() else {
         return vec![Finding::note("memory", "the server does not say how much it may use")];
@@ -166,7 +166,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()??, parts.next()??))
 }
 
-/// Memory and persistence of the server, as far as this user may read them.
+/// Reads INFO and the settings of the server, as far as this user may, and examines them.
 /// `known` is the longest argument that the guard knows the server to take.
 pub(super) async fn settings(
     commands: &mut MultiplexedConnection,
@@ -186,10 +186,10 @@ pub(super) async fn settings(
 
 const BULK: &str = "proto-max-bulk-len";
 
-/// The default of this setting.
+/// The default of the setting [`BULK`].
 const USUAL: usize = 512 * 1024 * 1024;
 
-/// Reports a limit that values may exceed.
+/// Reports the server's limit for the length of a value, if it is lower than the default.
 fn longest(most: usize) -> Option<Finding> {
     let found = || {
         Finding::warning(
@@ -300,9 +300,9 @@ async fn ask_sentinel(client: &Client, address: &str) -> RedisResult<Finding> {
     Ok(Finding::ok("sentinels", found))
 }
 
-/// Which other sentinels refuse this client: each has its own users and passwords. A sentinel that
-/// cannot be reached here is not reported: it may have another address for this host than for the
-/// other sentinels.
+/// Returns which other sentinels refuse this client: each has its own users and passwords. A sentinel
+/// that cannot be reached from here is not reported: it may have another address for this host than
+/// for the other sentinels.
 async fn refusals(
     client: &Client,
     connection: &mut MultiplexedConnection,

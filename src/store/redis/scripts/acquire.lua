@@ -2,10 +2,10 @@
 --
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; lease in ms; '=' and the first 68 bytes (they include the checksum) of the entry that the caller has seen,
---         or ''; token of the holder it has waited behind, or ''; '1' to queue; the latest moment to run, in ms of this
---         server's clock, or ''
+--         or ''; token of the holder that the caller has waited for, or ''; '1' to queue; the latest moment to run, in ms of
+--         this server's clock, or ''
 -- Returns {1, entry} | {2, outcome} | {3} granted | {4, remaining ms, holder}
---         | {5, now in ms} it ran after its latest moment | {6} the entry is too large for a script; GET it
+--         | {5, now in ms} this call came after its latest moment | {6} the entry is too large for a script; GET it
 --
 -- Atomic, because a commit between the look at the entry and the take of the lease would cause a second load, and a waiter
 -- that queues only after the lease was released would never be woken.
@@ -19,8 +19,8 @@ if ARGV[6] ~= '' then
     return {5, now}
   end
 end
--- Only the head: a script copies what it reads, and copies it again to return it. For 1 MiB that takes more than a
--- millisecond.
+-- Only the head is read first: a script copies what it reads, and copies it again to return it. For 1 MiB that takes more
+-- than a millisecond.
 local head = redis.pcall('GETRANGE', KEYS[1], 0, 67)
 if type(head) == 'table' then
   -- Foreign data counts as no entry; COMMIT will refuse to overwrite it.
@@ -34,10 +34,10 @@ elseif head ~= '' and '=' .. head ~= ARGV[3] then
   return {1, redis.call('GET', KEYS[1])}
 end
 
--- An outcome is its holder's token, 10 digits, 10 more digits with the lifetime that it was given, and the payload. (Older
--- versions left out the lifetime where the outcome is never replayed; no payload begins with digits.) A caller that was not
--- behind that holder reads the outcome only while at least as many milliseconds of its lifetime remain as the first digits
--- say.
+-- An outcome is the token of the holder that left it, 10 digits, 10 more digits with the outcome's whole lifetime, and the
+-- payload. (Older versions left out the lifetime where the outcome is never replayed; no payload begins with digits.) A
+-- caller that did not wait for that holder reads the outcome only while at least as many milliseconds of its lifetime remain
+-- as the first 10 digits say.
 local outcome = redis.pcall('GET', KEYS[4])
 if type(outcome) == 'string' and #outcome >= 75 then
   local ended_by = string.sub(outcome, 1, 65)
@@ -46,7 +46,7 @@ if type(outcome) == 'string' and #outcome >= 75 then
   local left = redis.call('PTTL', KEYS[4])
   if replayed_until and whole and (left < 0 or left > whole) then
     -- The server's clock was set back, or the expiry was removed (PERSIST). A failure must not be replayed to newcomers for
-    -- an hour. The waiters behind that holder may still read the outcome, until its own lifetime ends.
+    -- an hour. The callers that waited for that holder may still read the outcome, until the new expiry.
     left = math.min(whole, replayed_until - 1)
     redis.call('PEXPIRE', KEYS[4], left)
   end
@@ -65,13 +65,13 @@ if not holder then
   return {3}
 end
 
--- A token names the longest duration of its lease, in milliseconds, in the first 8 digits of the flight's half, if that
--- half is a UUID of version 8. (Older versions minted version 4.)
+-- A token contains the longest duration of its lease, in milliseconds, in the first 8 digits of its second half, if that
+-- half is a UUID of version 8. (Older versions of this crate used version 4.)
 local longest = string.sub(holder, 46, 46) == '8' and tonumber(string.sub(holder, 34, 41), 16)
 local remaining = redis.call('PTTL', KEYS[2])
 if remaining < 0 or longest and remaining > longest then
   -- The expiry was removed (PERSIST), or the server's clock was set back: no lease may outlive its holder by more than one
-  -- lease. The holder's lease and not the caller's, because a live holder renews after each third of its lease.
+  -- lease. The holder's duration counts, not the caller's, because a live holder renews after each third of its own lease.
   remaining = longest or tonumber(ARGV[2])
   redis.call('PEXPIRE', KEYS[2], remaining)
 end

@@ -1,13 +1,14 @@
--- Prelude of the scripts that change something without a lease: what comes late changes nothing.
+-- Prelude of the scripts that change a value or a tag without a lease: a call that comes late changes nothing.
 --
--- A node numbers its attempts at changes. One that is sent after another has ended without an answer voids those before it: it leaves
--- its number, and one with a lower number changes nothing.
+-- A node numbers its attempts at changes. An attempt that is sent after another has ended without an answer voids the earlier ones: it
+-- leaves its number, and an attempt with a lower number changes nothing.
 --
--- ARGV: 1 the number of the attempt; 2 for how many ms it voids earlier ones, or ''; 3 the latest moment to run, in ms of this server's
---         clock, or ''
+-- ARGV: 1 the number of the attempt; 2 for how many ms it voids earlier attempts, or '' if it voids none; 3 the latest moment to run, in
+--         ms of this server's clock, or ''
 -- calls: time get pexpire set
 
--- What the script answers instead of a change: {now in ms} it ran after its latest moment | 0 it is void | nil it is neither.
+-- Returns the script's answer if this call must change nothing: {now in ms} it came after its latest moment | 0 a later attempt has
+-- voided it; nil if it may make its change. `record` is the key of the node's attempts.
 local function late(record)
   if ARGV[3] ~= '' then
     local time = redis.call('TIME')

@@ -1,9 +1,9 @@
--- COMMIT: stores the entry if the lease is still the token's, frees the lease, wakes the queue.
+-- COMMIT: if the lease is still the token's, stores the entry, frees the lease, wakes the queue.
 --
 -- KEYS: entry, lease, queue, outcome
 -- ARGV: token; entry; lifetime of the entry in ms
--- Returns 1 stored | 0 not stored: another token holds the lease | 2 not stored: the entry's key
---         holds foreign data | 10 more: the caller must continue with WAKE REST
+-- Returns 1 stored | 0 not stored: the token does not hold the lease | 2 not stored: the entry's key
+--         holds foreign data | 11 or 12: as 1 or 2, and the caller must continue with WAKE REST
 --
 -- Atomic, because a lease that expires between the check and the SET would let an older value
 -- replace a newer one.
@@ -18,10 +18,10 @@ if type(length) == 'table' then
     return length
   end
   -- Foreign data is never overwritten. The waiters get the value as an outcome (in the form that
-  -- ACQUIRE reads), which is never replayed.
+  -- ACQUIRE reads), which other callers do not.
   done = 2
 else
-  -- The first write: if it is refused (out of memory, no replicas), nothing has changed.
+  -- This is the first write: if it is refused (out of memory, no replicas), nothing has changed.
   redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 end
 redis.call('DEL', KEYS[2])

@@ -1,11 +1,12 @@
--- DOCTOR: tries each command that the other scripts call, on a key of its caller's choice, and names those that
--- fail.
+-- DOCTOR: tries each command that the other scripts call, on a key of the caller's choice, and names the commands
+-- that fail.
 --
 -- The key holds a string, so commands for lists, hashes and sorted sets create nothing: where they are allowed, the
 -- answer is WRONGTYPE. Without the right to SET there is no such string, and commands that would create a key
 -- are not tried.
 -- KEYS: any. ARGV: a channel.
--- Returns the number of receivers on the channel, then a text per failure: the command and the server's words.
+-- Returns {the number of clients that received the message on the channel, {for each failure the command and the
+--         server's words}}
 -- calls: time set get exists pttl strlen getrange pexpire incr lpos rpush lpop lrange lrem llen zadd zcard zrange zrem zremrangebyscore hset hdel hmget hgetall publish del
 local key = KEYS[1]
 local failed = {}
@@ -15,7 +16,7 @@ local function try(command, answer)
   end
   local expected = string.find(answer.err, 'WRONGTYPE') or string.find(answer.err, 'not an integer')
   if not expected then
-    -- Before 7.0 the error begins with its position in the script.
+    -- Before Redis 7.0 the error begins with the line of the script at which it occurred.
     failed[#failed + 1] = command .. ' ' .. (string.gsub(answer.err, '^@user_script: *%d+: *%-?', ''))
   end
 end

@@ -5,9 +5,9 @@
 --         member
 -- Returns 1 if the member is on the list, else 0
 --
--- Atomic, because processes that counted separately would together exceed the capacity. The lifetime is not
--- prolonged: members that are not stored any more would otherwise keep others out for as long as anything
--- is added.
+-- Atomic, because processes that counted separately would together exceed the capacity. The list's lifetime is not
+-- prolonged: members whose variant is not stored any more would otherwise keep new members out for as long as
+-- any member is added.
 -- calls: get set
 local list = redis.call('GET', KEYS[1])
 if not list then

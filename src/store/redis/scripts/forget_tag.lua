@@ -2,7 +2,7 @@
 --
 -- KEYS: tag, the node's attempts; to announce the change also registry, log
 -- ARGV: three as in attempt.lua; to announce the change then as in announcing.lua
--- Returns 1 | {1, the text of announcing.lua} | as in attempt.lua
+-- Returns 1 | {1, the text of announcing.lua} | what attempt.lua answers instead of the change
 --
 -- Atomic, so that the removal and its announcement take one round trip.
 -- calls: del pttl hgetall hset lrange rpush lpop pexpire publish

@@ -1,16 +1,16 @@
--- INVALIDATE: removes entry, lease and outcome, tells the holder and the queue. INSERT: the same, and a new entry takes
--- the old one's place.
+-- INVALIDATE: removes entry, lease and outcome, and notifies the holder and the queue. INSERT: the same, and a new entry
+-- replaces the old one.
 --
 -- KEYS: entry, lease, queue, outcome, the node's attempts; to announce the change also registry, log
--- ARGV: three as in attempt.lua; a token of no node's, for the fence; '1' to insert, and then the entry; its lifetime in ms; the only
---         entry that it may replace, or ''; to announce the change last as in announcing.lua
--- Returns 1 | 11 the same, and the caller must continue with WAKE REST | {one of these, the text of announcing.lua} | as in
---         attempt.lua | an error if the entry's key holds foreign data
+-- ARGV: three as in attempt.lua; a token of a node that does not exist, for the fence; '1' to insert, and then the entry; its lifetime in
+--         ms; the only entry that it may replace, or ''; to announce the change last as in announcing.lua
+-- Returns 1 | 11 the same, and the caller must continue with WAKE REST | {1 or 11, the text of announcing.lua} | what attempt.lua
+--         answers instead of the change | to insert, an error if the entry's key holds foreign data
 --
 -- Atomic, because a load that commits between the removal of the entry and that of its lease would restore what was
 -- invalidated.
 -- calls: strlen set del get lpop lrange rpush publish pttl hgetall hset pexpire
--- A call that was delayed on its way would overwrite, or remove, newer entries: it holds no lease that could be checked.
+-- A call that was delayed on its way would overwrite, or remove, newer entries: a change holds no lease that could be checked.
 local too_late = late(KEYS[5])
 if too_late then
   return too_late
@@ -22,13 +22,13 @@ if foreign and (insert or not string.find(length.err, 'WRONGTYPE', 1, true)) the
   return length
 end
 if insert and ARGV[8] ~= '' then
-  -- Another entry was stored meanwhile, or the entry was invalidated. The new entry is there already if the first answer
-  -- was lost and the call is repeated.
+  -- Nothing is inserted if another entry was stored meanwhile, or the entry was invalidated. If the call is repeated because
+  -- its first answer was lost, the new entry is there already.
   local there = redis.call('GET', KEYS[1])
   insert = there == ARGV[8] or there == ARGV[6]
 end
 if insert then
-  -- The first write: if it is refused (out of memory, no replicas), nothing has changed.
+  -- This is the first write: if it is refused (out of memory, no replicas), nothing has changed.
   redis.call('SET', KEYS[1], ARGV[6], 'PX', ARGV[7])
 elseif not foreign then
   redis.call('DEL', KEYS[1])
@@ -42,5 +42,5 @@ if may_be_ours(KEYS[4]) then
   redis.call('DEL', KEYS[4])
 end
 void_earlier(KEYS[5])
--- After the removal: a node that is told drops its copy and reads the entry again.
+-- The nodes are notified after the removal, because each drops its copy then, and reads the entry again.
 return announced(wake(1, KEYS[3], 'x' .. name_of(KEYS[1]), ARGV[4], nil, leased and holder), 'e')

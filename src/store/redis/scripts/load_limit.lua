@@ -2,12 +2,12 @@
 -- `LoadLimit::end_load` in store/load_limit.rs; the contract's tests compare both.
 --
 -- KEYS: holders, queue, meta, the state of the law
--- ARGV: third 'done', 'failed' or 'refused'; the least and the greatest limit
+-- ARGV: from the third, how the load has ended: 'done', 'failed' or 'refused'; the least and the greatest limit
 -- calls: hmget hset hgetall del set pexpire
 local nodes_at = 6
 
--- Counts a load of this token, and changes the limit if this load closes the window. Returns the limit, the number of processes, the
--- throughput of the last window in loads per 1,000 seconds, and 1 if the limit rises, else 0.
+-- Counts a load of this token, and changes the limit if this load closes the window. Returns the limit, the number of processes in the
+-- last window, its throughput in loads per 1,000 seconds (0 if it was not measured), and 1 if the limit rises, else 0.
 local function learn(token)
   local how, least, most = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
   local slot = 'p' .. tonumber(string.sub(token, 1, 2), 16) % 64
@@ -25,8 +25,8 @@ local function learn(token)
   local span = now - begun
   redis.call('HSET', KEYS[4], 'limit', limit, 'up', up, 'fast', fast, 'last', last, 'nodes', nodes, 'begun', begun, 'done', done,
     'ended', ended, 'full', full, slot, balance)
-  -- A window is left without a result if the server's clock was set back, and when nothing runs or waits: else the time without loads
-  -- would count as slow.
+  -- A window ends without a result if the server's clock was set back, or if nothing runs or waits: the time without loads would
+  -- count as a low throughput.
   local broken = span < 0 or holding == 0 and not waiting
   if broken or span >= 500 and (ended >= 40 or span >= 4000) then
     local failing, seen = 0, 0

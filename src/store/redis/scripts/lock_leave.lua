@@ -1,13 +1,14 @@
--- LEAVE: removes the places of waiters that leave at one moment from a queue.
+-- LEAVE: removes the places of waiters that leave at one moment from a lock's queue. A place is a token and its time to
+-- live or lease.
 --
 -- KEYS: the lock's key, its queue
 -- ARGV: places
--- Returns {how many of the places were handled, then the index of each that stood in the queue}
+-- Returns {how many of the places were handled, then the index in ARGV of each that was in the queue}
 --
 -- To find one place takes time in proportion to the queue's length. So a queue that is not too long is rewritten without
--- the leaving waiters, which costs as much as to find ten; in a longer queue, one call finds only a few.
+-- the leaving waiters, which costs as much as to find ten places; in a longer queue, one call handles only a few.
 --
--- Atomic, because a place that receives a grant while it is moved would receive another one.
+-- Atomic, because a waiter that is granted the lock while its place is moved would be granted it again.
 -- calls: llen lpop rpush lrem pttl pexpire
 local MOST, AT_ONCE = 5000, 1000
 local length = redis.pcall('LLEN', KEYS[2])
@@ -36,7 +37,7 @@ for _ = 1, length, AT_ONCE do
   for _, place in ipairs(redis.call('LPOP', KEYS[2], AT_ONCE)) do
     local number = numbers[place]
     if number then
-      -- The first is enough: two places exist only if a take was sent twice, and then its LEAVE is sent twice, too.
+      -- Only the first of two equal places is removed: there are two only if a take was sent twice, and then LEAVE is, too.
       numbers[place] = nil
       answer[#answer + 1] = number
     else

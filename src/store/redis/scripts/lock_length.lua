@@ -2,9 +2,9 @@
 --
 -- calls:
 
--- The longest time in ms for which a token's holder wants the lock, if the token says so. A UUID of version 8 does, in the
--- first 8 digits of the token's second half. Other values do not: tokens of holders without an end, tokens of older
--- versions, foreign data.
+-- The longest time in ms for which the holder with this token wants the lock; nil if the token does not contain it. It does,
+-- in the first 8 digits of its second half, if that half is a UUID of version 8. The tokens of holders that want the lock
+-- without an end, tokens of older versions of this crate, and foreign data do not.
 local function length(token)
   return #token == 65 and string.sub(token, 46, 46) == '8' and tonumber(string.sub(token, 34, 41), 16) or nil
 end

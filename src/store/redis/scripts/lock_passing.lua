@@ -1,17 +1,18 @@
--- Prelude of the scripts that give a lock to the waiters of a queue. One call removes a bounded number of places,
--- because no call may block the server for long, however many waiters have died in the queue. If more places are
--- left, the script says so, and its caller calls again.
+-- Prelude of the scripts that give a lock to the waiters of its queue. A place is a queue's entry: a token and its time
+-- to live or lease. One call removes a bounded number of places, because no call may block the server for long, however
+-- many waiters have died in the queue. If more places are left, the script's answer says so, and its caller calls again.
 --
 -- KEYS: the lock's key, its queue
 -- calls: lpop lrange publish
 
 -- One call tries at most this many waiters, with a PUBLISH each, and removes at most this many places.
 local tries, places = 100, 2000
--- The nodes that do not hear: their other places cost no PUBLISH. `found` has those that this call has discovered.
+-- The nodes that receive no messages: their other places cost no PUBLISH. `found` has those that this call has discovered.
 local dead, found = {}, {}
--- Whether this call has reached its bounds.
+-- Whether this call has reached its bounds, so that another must continue.
 local go_on = false
--- The places that were read, and how many of them are used up; `ahead` is nil before the first place is taken.
+-- The places that were read but not removed from the queue yet, and how many of these are used up; `ahead` is nil before the
+-- first place is taken.
 local ahead, used = nil, 0
 
 -- Adds the nodes that earlier calls have discovered, 32 digits each.
@@ -53,12 +54,13 @@ local function next_place()
   return ahead[used]
 end
 
--- In a cluster: how long a waiter's claim lasts, if it wants the lock for `ms`. The claim ends when the waiter asks.
+-- In a cluster: how many ms the claim of a waiter lasts that wants the lock for `ms`. The waiter's TAKE replaces the claim.
 local function claim_of(ms)
   return math.min(longest_claim, math.max(250, math.floor(ms / 4)))
 end
 
--- Sends the waiter its message; returns whether its node hears. A cluster cannot know that, so it counts as heard.
+-- Sends a message to a waiter's node; returns whether the node receives messages. In a cluster that is not known, so each counts
+-- as a receiver.
 local function tell(node, message)
   tries = tries - 1
   local receivers = redis.pcall('PUBLISH', 'sg1:i:' .. node, message)

@@ -1,13 +1,13 @@
--- Prelude of the scripts that find a lock without a holder: a waiter that was given the lock has died, and others may have
--- died, too.
+-- Prelude of the scripts that may find a lock without a holder: then a waiter that was given the lock has died, and others
+-- may have died, too.
 --
--- In a cluster the server cannot know which waiters hear, so a lock that is given to a dead waiter is lost for the duration
--- of a claim. So that this does not happen for one dead waiter after another, the script calls the roll: with the next
--- claim, it tells all nodes in the queue to look. Each live node asks before the claim ends. If that claim is not taken
--- either, the next call passes over the places of the nodes that have not asked. A node that was paused for so long has
--- lost its places and queues again.
+-- In a cluster the server cannot know which waiters receive messages, so a lock that is given to a dead waiter is lost for
+-- the duration of a claim. So that this does not happen for one dead waiter after another, the script calls the roll: with
+-- the next claim, it notifies all nodes in the queue. Each live node sends a TAKE before the claim ends. If that claim is not
+-- taken either, the next call passes over the places of the nodes that have sent no TAKE. A live node that was paused for so
+-- long has lost its places, and its waiters queue again.
 --
--- The roll is a text: for each node that was told its 32 digits, then 1 if the node has asked since, else 0.
+-- The roll is a text: for each node that was notified its 32 digits, then 1 if the node has sent a TAKE since, else 0.
 --
 -- KEYS: the lock's key, its queue; in a cluster, fourth, the roll
 -- calls: get set lrange
@@ -26,7 +26,7 @@ local function answer_roll(node)
   end
 end
 
--- Counts the nodes as dead that were told and have not asked.
+-- Counts the nodes as dead that were notified and have sent no TAKE since.
 local function close_roll()
   for at = 1, #roll, 33 do
     if not answers(at) then
@@ -35,8 +35,8 @@ local function close_roll()
   end
 end
 
--- Tells the nodes in the queue that are not on the roll to look, before a claim of `claim` ms ends. The nodes in `given`
--- need no other message.
+-- Notifies the nodes in the queue that are not on the roll, so that each sends a TAKE before a claim of `claim` ms ends. The
+-- nodes in `given` have received a grant, and need no other message.
 local function call_roll(claim)
   local nodes, told = {}, {}
   for at = 1, #roll, 33 do
@@ -58,7 +58,7 @@ local function call_roll(claim)
       tell(node, 'r' .. KEYS[1])
     end
   end
-  -- Kept for longer than the claim, because the roll is read after the claim has ended.
+  -- The roll outlives the claim, because it is read after the claim has ended.
   redis.call('SET', KEYS[4], table.concat(nodes), 'PX', string.format('%.0f', claim + 1000))
 end
 

@@ -3,22 +3,22 @@
 -- KEYS: the lock's key, its queue
 -- calls: lrange publish
 
--- The nodes with a waiter that this call has given the lock.
+-- The nodes with a waiter to which this call has given the lock.
 local given = {}
 
--- Tells the waiters that the lock's time ends sooner than they were told when they asked; each node once. In a long queue
--- it tells the nodes of the first and of the last places only: one live waiter that asks is enough for all, and the last
--- ones are the newest, so they are alive even if the first have been dead for long. In a cluster, which does this at each
--- hand-over, two nodes are enough to watch a claim: the first that belongs to another node, and the last. `all` overrides
--- that limit.
--- Foreign data in place of the queue has no waiters.
+-- Notifies the waiters that the lock's time ends sooner than the answers to their TAKEs said; each node once. In a long queue
+-- it notifies only the nodes of the first and of the last places: one live waiter that sends a TAKE is enough for all, and the
+-- last ones are the newest, so they are alive even if the first have been dead for long. In a cluster, where each hand-over
+-- does this, two nodes are enough to watch a claim: those of the first and of the last place, without the nodes in `given`.
+-- `all` overrides that limit.
+-- Foreign data in place of the queue counts as an empty queue.
 local function tell_sooner(all)
   local told = {}
   local function tell(waiters, from, to, step)
     local left = spread and not all and 1 or 50
     for i = from, to, step do
       local node = string.sub(waiters[i], 1, 32)
-      -- A shorter value is not a place.
+      -- A shorter value is not a waiter's place.
       if #waiters[i] > 65 and not told[node] and not (spread and given[node]) then
         told[node] = true
         redis.pcall('PUBLISH', 'sg1:i:' .. node, 'r' .. KEYS[1])

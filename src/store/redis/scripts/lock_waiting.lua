@@ -1,11 +1,11 @@
--- WAITING: lists which waiters of a node have a place in a queue, among the next thousand places.
+-- WAITING: lists the waiters of a node that have a place in a lock's queue, among the next thousand places.
 --
--- KEYS: the lock's own, its queue
+-- KEYS: the lock's key, its queue
 -- ARGV: node; how many places earlier calls have looked at
 -- Returns {1 there may be more | 0 these were the last, tokens}
 --
--- A script, because the places of other nodes would travel for nothing. A place that is removed between two calls moves the
--- places behind it forward, so this may miss a place; its waiter then asks on its own.
+-- This is a script, because the places of other nodes need not travel. A place that is removed between two calls moves the
+-- places behind it forward, so a call may miss a place; its waiter then sends a TAKE that it would not need.
 -- calls: lrange
 local places = redis.pcall('LRANGE', KEYS[2], ARGV[2], ARGV[2] + 999)
 -- Foreign data counts as an empty queue.

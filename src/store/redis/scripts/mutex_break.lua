@@ -1,18 +1,18 @@
--- BREAK: takes the mutex from its holder, tells that holder, and hands the mutex to the head of the
--- queue.
+-- BREAK: takes the mutex from its holder, notifies that holder, and hands the mutex to the head of
+-- the queue.
 --
 -- KEYS: mutex, queue, fence
--- Returns 1 it had a holder | 0 it had none | {1, the nodes that do not hear} the caller must
+-- Returns 1 it had a holder | 0 it had none | {1, the nodes that receive no messages} the caller must
 --         continue with FREE
 --
--- Atomic, because the holder that is told must be the one that loses the mutex.
+-- Atomic, because the holder that is notified must be the one that loses the mutex.
 -- calls: get del set incr time lpop publish pttl lrange
 local holder = redis.call('GET', KEYS[1])
 if not holder then
   return 0
 end
--- A value that a foreign client has written is no token, and that client does not listen for our
--- messages.
+-- A value that a foreign client has written is no token, and that client does not receive messages of
+-- this crate.
 if #holder == 65 then
   redis.pcall('PUBLISH', 'sg1:i:' .. string.sub(holder, 1, 32), 'b' .. holder)
 end

@@ -2,7 +2,7 @@
 --
 -- KEYS: mutex, queue, the latest extension that exceeds the time in the token
 -- ARGV: token; time to live in ms, or '0' for none
--- Returns 1 done | 0 another token holds the mutex
+-- Returns 1 done | 0 the token does not hold the mutex
 --
 -- Atomic, because a PEXPIRE after a separate check could prolong another token's mutex.
 -- calls: get set pexpire pttl lrange publish
@@ -18,7 +18,7 @@ if ARGV[2] == '0' then
   return 1
 end
 if longest and tonumber(ARGV[2]) > longest then
-  -- The time in the token is shorter, and REPAIR would use that.
+  -- The time in the token is shorter, and without this key REPAIR would cut the mutex's time down to it.
   redis.call('SET', KEYS[3], ARGV[1] .. ARGV[2], 'PX', ARGV[2])
 end
 local before = redis.call('PTTL', KEYS[1])

@@ -1,7 +1,7 @@
 -- Prelude of the scripts that make a token the holder of a mutex.
 --
 -- Lua creates each function anew at every call, and each command in a script costs a third of a call; so the path
--- of contending callers has few of both.
+-- of contending callers has few functions and few commands.
 --
 -- KEYS: mutex, queue, fence
 -- calls: set incr time
@@ -9,12 +9,13 @@
 -- Returns a number that is greater than all earlier fences of this mutex. It increments the stored count while the
 --         count is at most 10 ms behind the clock (in microseconds) or ahead of it; otherwise it takes the clock. A
 --         count alone would repeat numbers on a server that has lost its latest writes, such as a promoted replica;
---         the clock alone may be set back. The count is kept for a day by the clock, which has passed it by then.
+--         the clock alone may be set back. A count that was taken from the clock expires after a day: by then the
+--         clock is ahead of it.
 local function next_fence()
   local fence = redis.pcall('INCR', KEYS[3])
   local time = redis.call('TIME')
   local now = time[1] * 1000000 + time[2]
-  -- Foreign data in place of the count is left alone; the clock is used.
+  -- Foreign data in place of the count is left alone, and the fence is the clock.
   if type(fence) ~= 'number' then
     return now
   end

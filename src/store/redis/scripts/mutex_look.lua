@@ -1,7 +1,7 @@
 -- LOOK: returns the holder of the mutex and its remaining time.
 --
 -- KEYS: mutex
--- Returns nil | {holder, remaining ms, -1 for no end}
+-- Returns nil it is free | {the holder's value, its remaining ms or -1 for no end}
 --
 -- Atomic, because the two answers could otherwise be about two holders.
 -- calls: get pttl

@@ -3,7 +3,8 @@
 -- KEYS: mutex, queue
 -- calls: lpos rpush pttl pexpire
 
--- Adds a place for the token, if it has none. `remaining` is the holder's remaining time, -1 for no end. Returns whether a token that has asked before has lost its place.
+-- Adds a place for the token, if it has none. `has_asked` says whether the token has sent a TAKE before; `remaining` is the
+-- holder's remaining time, -1 for no end. Returns whether a token that has sent a TAKE before had lost its place.
 local function wait_in_queue(token, ttl, has_asked, remaining)
   local place = token .. ttl
   local length, lost
@@ -12,7 +13,7 @@ local function wait_in_queue(token, ttl, has_asked, remaining)
     lost = has_asked
     length = redis.call('RPUSH', KEYS[2], place)
   end
-  -- A waiter keeps the queue for at least twice the longest time until it asks again; so a script that hands the mutex on
+  -- A waiter keeps the queue for at least twice the longest time until its next TAKE; so a script that hands the mutex on
   -- does not have to prolong the queue.
   local keep = 86400000
   ttl = tonumber(ttl)

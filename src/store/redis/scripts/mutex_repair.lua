@@ -1,10 +1,10 @@
--- REPAIR: cuts the mutex's remaining time down to what its holder has asked for, if it is longer: the server's clock
--- was set back since, or the expiry was removed (PERSIST).
+-- REPAIR: cuts the mutex's remaining time down to the longest that its holder has requested. It is longer if the server's
+-- clock was set back since, or the expiry was removed (PERSIST).
 --
 -- KEYS: mutex, the latest extension that exceeds the time in the token
 -- Returns the holder's remaining ms, -1 for no end, -2 for no holder
 --
--- Atomic, because another token may hold the mutex by the time that its time is cut.
+-- Atomic, because another token might hold the mutex by the time that PEXPIRE runs.
 -- calls: get pttl pexpire
 local holder = redis.call('GET', KEYS[1])
 local remaining = redis.call('PTTL', KEYS[1])

@@ -1,16 +1,16 @@
--- TAKE: the mutex, if it is free and no waiter is before the token; else, if asked, a place in its queue. Before that,
--- if asked, does FREE of another token.
+-- TAKE: gives the token the mutex, if it is free and no waiter is before the token; else, if requested, a place in its
+-- queue. Before that, if requested, does FREE of another token.
 --
 -- KEYS: mutex, queue, fence; in a cluster the roll
--- ARGV: token; time to live in ms, or '0' for none; '0' not to queue; '1' if this token has asked before; optionally the
---         token to be freed, whose time to live in the queue is the same, or ''; then the nodes that do not hear
+-- ARGV: token; time to live in ms, or '0' for none; '0' not to queue; '1' if this token has sent a TAKE before; optionally
+--         the token to be freed, whose time to live in the queue is the same, or ''; then the nodes that receive no messages
 -- Returns the fence | -2 - remaining ms of the holder, -1 for no end; with a token to be freed
 --         {the same, 1 that token held the mutex | 0 it did not}; with remarks
 --         {-2 - remaining ms, 1 | 0, 1 REPAIR must check that time | 2 the token had lost its place | 3 both};
---         {0, 1 | 0, the nodes that do not hear} the caller must call again, with nothing to be freed
+--         {0, 1 | 0, the nodes that receive no messages} the caller must call again, with nothing to be freed
 --
--- Atomic, because no waiter would hear of a mutex that is freed between the failed take and the queueing, and any
--- newcomer could take one that is free for a moment.
+-- Atomic, because no waiter would be notified of a mutex that is freed between the failed take and the queueing, and any
+-- newcomer could take a mutex that is free for a moment.
 -- calls: get set del incr time lpop publish pttl pexpire lrange lpos rpush lrem
 local old, was_held = ARGV[5] ~= '' and ARGV[5], 0
 if spread then
@@ -29,7 +29,7 @@ local remaining
 if holder then
   remaining = redis.call('PTTL', KEYS[1])
 else
-  -- The queue is checked before: after an LPOP, even of nothing, a server short of memory lets the later writes through.
+  -- Not handed on if there is no queue: after an LPOP, even of nothing, a server short of memory lets the later writes through.
   local heir, is_head
   if was_held == 1 or has_queue then
     know(ARGV[6])
@@ -47,7 +47,7 @@ else
     local fence = next_fence()
     give(ARGV[1], ARGV[2])
     if is_head and ARGV[2] ~= '0' then
-      -- The waiters behind this token may have slept on the time of a holder that has vanished.
+      -- The waiters behind this token may still sleep until the end of a holder that has vanished.
       tell_sooner(true)
     end
     return old and {fence, was_held} or fence

@@ -2,7 +2,7 @@
 --
 -- calls: strlen
 
--- Whether the key may be ours or is absent; foreign data is left alone.
+-- Whether the key holds a string, which may be an outcome, or is absent. Foreign data of other types is left alone.
 local function may_be_ours(key)
   return type(redis.pcall('STRLEN', key)) == 'number'
 end

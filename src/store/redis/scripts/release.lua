@@ -3,7 +3,7 @@
 --
 -- KEYS: lease, queue
 -- ARGV: token
--- Returns 1 freed | 11 freed, and the caller must continue with WAKE REST | 0 another token holds the lease
+-- Returns 1 freed | 11 freed, and the caller must continue with WAKE REST | 0 the token does not hold the lease
 --
 -- Atomic, because a DEL after a separate check could free another token's lease, and the lease could be handed to
 -- this token between the check and the removal of its place.

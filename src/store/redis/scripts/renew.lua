@@ -2,7 +2,7 @@
 --
 -- KEYS: lease
 -- ARGV: token; lease in ms
--- Returns 1 renewed | 0 another token holds the lease
+-- Returns 1 renewed | 0 the token does not hold the lease
 --
 -- Atomic, because a PEXPIRE after a separate check could prolong another token's lease.
 -- calls: get pexpire

@@ -1,12 +1,13 @@
 -- RENEW of a membership: the node is a member, with this stamp, from now on.
 --
 -- KEYS: registry, log
--- ARGV: node; stamp; the node's longest right in ms; a random id; a birth that it has known for a term, or ''; number (16
---         digits) and id of the entry up to which it has applied the log, or ''
--- Returns {text, 1, the entries after that one} | {text, 0} the log does not have that entry; the text is: birth, '1' if
---         mature, longest term in ms, number and id of the newest entry
+-- ARGV: node; stamp; the node's term in ms; a random id; the id of a registry that the node has known for a term, or '';
+--         number (16 digits) and id of the entry up to which the node has applied the log, or ''
+-- Returns {text, 1, the entries after that one} | {text, 0} the log does not have that entry; the text is: the registry's id,
+--         '1' if it is mature, longest term in ms, number and id of the newest entry
 --
--- Atomic, because an announcement between the registration and the reading of the log would reach the node neither way.
+-- Atomic, because an announcement between the registration and the reading of the log would reach the node neither as a
+-- message nor in the answer.
 -- calls: hmget hset del lrange rpush pexpire
 local birth, mature, longest, number = unpack(redis.call('HMGET', REGISTRY, 'b', 'm', 't', 'c'))
 local known = {b = birth, m = mature, t = longest, c = number}
@@ -30,7 +31,7 @@ local text = {known.b, known.m or '0', known.t, string.sub(last, 1, 16), string.
 if not is_there then
   return {table.concat(text, ' '), 0}
 end
--- In place of the entry that the node has applied.
+-- The 1 of the answer replaces the entry that the node has applied; the text goes before it.
 entries[1] = 1
 table.insert(entries, 1, table.concat(text, ' '))
 return entries

@@ -4,7 +4,7 @@
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 
 local now, capacity, created_with, idle, holding, recovered
--- Whether there are waiters, and when the first lease ends for which they wait.
+-- Whether there were waiters when this step began, and when the first lease was due to end then: they sleep until that.
 local waiting, waited_for
 
 -- When the first (0) or the last (-1) lease ends, and its holder's token.
@@ -13,8 +13,8 @@ local function lease_end(at)
   return tonumber(holder[2]), holder[1]
 end
 
--- Cuts the time of the first permits down to what their holders have asked for; it is longer if the server's clock was
--- set back. This call stops after 500 permits; a later call cuts the next ones.
+-- Cuts the leases of the first permits down to what their holders have requested; they are longer if the server's clock was
+-- set back. One call cuts at most 500; a later call cuts the next ones.
 local function cut_down()
   local holders = redis.call('ZRANGE', KEYS[1], 0, 499, 'WITHSCORES')
   for at = 1, #holders, 2 do
@@ -62,8 +62,8 @@ local function grant(token, lease)
   holding = holding + redis.call('ZADD', KEYS[1], now + lease, token)
 end
 
--- Restarts a permit's lease; returns whether the token has one. ZREM first: after a write that is always allowed, a
--- server short of memory lets the rest of the script run.
+-- Restarts the lease of the token's permit; returns whether the token has a permit. ZREM comes first: after a write that is
+-- always allowed, a server short of memory lets the rest of the script run.
 local function renew(token, lease)
   if redis.call('ZREM', KEYS[1], token) == 0 then
     return false
@@ -73,8 +73,8 @@ local function renew(token, lease)
   return true
 end
 
--- Gives the available permits to the waiters in the queue that can be reached, in its order. `own` is the calling token:
--- it gets no message. Returns whether it got a permit. A place is a token and its lease. Passes over a token that already
+-- Gives the available permits to the waiters that can be reached, in the order of the queue. `own` is the calling token:
+-- it gets no message. Returns whether `own` got a permit. A place is a token and its lease. Passes over a token that already
 -- has a permit and has a place from a take that arrived late. If the call reaches its bounds, the remaining permits stay
 -- available: the next step on this semaphore continues.
 local function serve(own)
@@ -92,7 +92,7 @@ local function serve(own)
       if spread then
         lease = claim_of(lease)
       end
-      -- The permit first: if the message is lost, the waiter still finds itself a holder at its next TAKE.
+      -- The permit is written first: if the message is lost, the waiter's next TAKE still finds that it is a holder.
       if redis.call('ZADD', KEYS[1], 'NX', now + lease, token) == 1 then
         holding = holding + 1
         if tell(node, 'p' .. token .. string.sub(KEYS[1], 9, -2)) then
@@ -109,8 +109,8 @@ local function serve(own)
   return reached
 end
 
--- Ends a step: keeps the semaphore for its idle time, and for as long as it has holders or waiters. Returns when the
--- first lease ends.
+-- Ends a step: keeps the semaphore and its queue for the idle time, or for twice the time until the last lease ends, if that
+-- is longer. Notifies the waiters if a lease ends before they wake. Returns when the first lease ends; nil without holders.
 local function finish(queued)
   local first = holding > 0 and lease_end(0)
   local keep = idle

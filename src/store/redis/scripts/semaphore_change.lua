@@ -7,10 +7,11 @@
 -- Returns nil if there is none | {capacity at creation, capacity, waiters, 1 if it was created now, how
 --         many leases had ended, and for each holder its token and the remaining ms of its lease}; for
 --         'delete' its state before
---         | {how many waiters were told, 1 if it was created now, how many leases had ended, the nodes
---         that do not hear} the caller must continue: with 'delete' again for 'delete', else with FREE
+--         | {how many waiters were notified, 1 if it was created now, how many leases had ended, the
+--         nodes that receive no messages} the caller must continue: for 'delete' with 'delete' again,
+--         else with FREE
 --
--- Atomic, because each added permit must reach exactly one caller, while others take and wait.
+-- Atomic, because each added permit must go to exactly one caller, while others take and wait.
 -- calls: get set del time llen lrange zremrangebyscore zcard lpop zadd zrem publish zrange pexpire
 local failure = open()
 if failure then

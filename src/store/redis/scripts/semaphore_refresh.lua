@@ -2,10 +2,10 @@
 --
 -- KEYS: holders, queue, meta
 -- ARGV: token; lease in ms
--- Returns 1 done | 0 it has ended | {the same, the nodes that do not hear} the caller must continue
---         with FREE
+-- Returns 1 done | 0 the lease has ended | {1 or 0, the nodes that receive no messages} the caller must
+--         continue with FREE
 --
--- Atomic, because a permit that another token has meanwhile must not be restored.
+-- Atomic, because a permit must not be restored that another token has got meanwhile.
 -- calls: get time llen zremrangebyscore zcard lpop zadd zrem publish zrange pexpire lrange
 local failure = open()
 if failure then

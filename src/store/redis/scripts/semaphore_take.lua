@@ -1,12 +1,12 @@
--- TAKE of a permit: takes a free permit, once no waiter is before the token; else, if asked, takes a
+-- TAKE of a permit: takes a free permit, if no waiter is before the token; else, if requested, takes a
 -- place in the queue. Creates the semaphore if there is none.
 --
 -- KEYS: holders, queue, meta; in a cluster the roll
--- ARGV: token; lease in ms; '1' to queue; '1' if this token has asked before; capacity and idle time
---         in ms, to create a semaphore with; the nodes that do not hear
--- Returns {1 granted | 0 not granted | 2 not granted, and the token had lost its place, available,
---         capacity at creation, ms until the next lease ends or -1}, and last the nodes that do not
---         hear, if the caller must call again
+-- ARGV: token; lease in ms; '1' to queue; '1' if this token has sent a TAKE before; capacity and idle
+--         time in ms, to create a semaphore with; the nodes that receive no messages
+-- Returns {1 granted | 0 not granted | 2 not granted, and the token had lost its place, available
+--         permits, capacity at creation, ms until the next lease ends or -1}, and last the nodes that
+--         receive no messages, if the caller must call again
 --
 -- Atomic, because a half-created semaphore would block all callers, and a permit that is taken and not
 -- yet recorded would be lost if its taker died.
@@ -35,7 +35,7 @@ if not granted and not go_on and capacity > holding then
   granted = true
 end
 if not granted and not asked then
-  -- This call arrived late, after a second copy of it that was sent again.
+  -- The token may hold a permit: this call may have arrived after a later TAKE of the same token.
   granted = renew(ARGV[1], ARGV[2])
 end
 local lost

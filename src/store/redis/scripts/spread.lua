@@ -1,9 +1,9 @@
--- Prelude of the scripts that give a lock to a waiter, in a cluster. Some subscribers are connected to other nodes;
--- a PUBLISH reaches them but counts only those connected here. So no waiter is passed over for not being counted.
--- The waiter gets a short claim until it asks for the lock; and the next process in the queue is told to look when
--- that claim ends.
+-- Prelude of the scripts that give a lock or a lease to a waiter, in a cluster. Some subscribers are connected to other
+-- nodes; a PUBLISH reaches them, but its reply counts only those connected here. So a waiter is not passed over if the
+-- reply is 0. It gets a short claim, until it confirms that by a command; and the next process in the queue is notified,
+-- so that it sends a command, and then checks again when that claim ends.
 --
 -- calls:
 local spread = true
--- The longest claim in ms, where a waiter that was given the lock has died.
+-- The longest claim in ms. A script that finds that a waiter to which the lock was given has died sets a lower one.
 local longest_claim = math.huge

@@ -1,7 +1,7 @@
 -- TAG: returns the id of a tag, and creates it if there is none.
 --
 -- KEYS: tag
--- ARGV: the id to create; its lifetime in ms
+-- ARGV: the id to create; the lifetime in ms that the id has at least from now on
 -- Returns the id
 --
 -- Atomic, because two loads that each created an id would invalidate one another's values.

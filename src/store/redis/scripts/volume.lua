@@ -1,10 +1,10 @@
 -- Prelude of the scripts that change a volume's registry or its log.
 --
--- Registry, a hash: `b` birth id; `m` '1' if mature; `t` longest term in ms; `c` number of the last announcement; and for
--- each member its node and the stamp of its last RENEW. Log, a list, the newest entry last: number (16 digits), id,
--- announcer (32 digits each), `e` or `t` and the name of a key or a tag; the entry of a log that was made anew has `-` and no
--- name. Numbers are consecutive, so an entry is found by its distance from the newest. Ids are compared as well, because a
--- server that has lost writes uses numbers again.
+-- The registry is a hash: `b` its random id; `m` '1' if it is mature; `t` longest term in ms; `c` number of the last
+-- announcement; and for each member its node and the stamp of its last RENEW. The log is a list, the newest entry last:
+-- number (16 digits), id, announcer (32 digits each), `e` or `t` and the name of a key or a tag; the base entry of a new log has
+-- `-` and no name. Numbers are consecutive, so an entry is found by its distance from the newest. Ids are compared as well,
+-- because a server that has lost writes uses numbers again.
 --
 -- KEYS: the last two are registry and log
 -- calls: del lrange rpush pexpire
@@ -15,8 +15,8 @@ local function entry(number, id, announcer, what)
   return string.format('%016.0f', number) .. id .. announcer .. what
 end
 
--- What has to be written to a registry with the fields `known`. Where there is none, it is made anew with the birth `fresh`
--- and is not mature; a known one becomes mature if the caller has known its birth for a term.
+-- Prepares the writes to a registry with the fields `known`. If there is no registry, a new one gets the id `fresh` and is not
+-- mature; an existing one becomes mature if its id is `vouched`, which the caller has known for a term.
 -- Returns a function that changes a field; the changed fields and their values; whether the registry is new.
 local function opened(known, fresh, term, vouched)
   local changed = {}
@@ -38,7 +38,7 @@ local function opened(known, fresh, term, vouched)
 end
 
 -- The newest `count` entries of the log, the newest last. A log that is missing, or belongs to a registry that was lost, is
--- made anew: no mark matches its first entry, whose id is `fresh`.
+-- replaced by a new one: no node's mark matches its base entry, whose id is `fresh`.
 local function newest(count, number, fresh, is_new)
   if is_new then
     redis.call('DEL', LOG)
