@@ -60,7 +60,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
     for kind in ["m", "mq", "mf"] {
         for foreign in [&["HSET", "f", "v"][..], &["ZADD", "1", "v"], &["SADD", "v"], &["SET", "v"]] {
             if kind == "m" && foreign[0] == "SET" {
-                continue; // A holder.
+                continue; // A string at this key is a foreign holder.
             }
             let name = mutex(&format!("{kind}:{}", foreign[0]));
             let key = format!("sg1:{kind}:{{{}}}", name.tag);

@@ -116,7 +116,7 @@ async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
         let (old, new) = (Asker::on(&node, &name), Asker::on(&other, &name));
         old.take_for(Some(ms(3))).await;
         if let Taken::Granted { .. } = new.take(new.ask()).await {
-            continue; // This machine is busy.
+            continue; // The machine is busy, and the time has passed already.
         }
         let free = async {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(2_000..4_500))).await;
