@@ -1,6 +1,5 @@
 //! Invariant 3 of the store in a race: 10,000 waiters, each of which starts around the moment of the release.
 //!
-//!
 //! (Measured: if a waiter acquires before it registers, 13 % of such wake-ups are lost; if it acquires before it subscribes, 43 %.)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
