@@ -1,5 +1,5 @@
 //! Promise 3 for whole calls: a caller in another node is woken, however a load ends, and however close to that end the caller begins to
-//! wait. (`store/contract/wake_ups.rs` runs 10,000 such races on the protocol alone.)
+//! wait. (`tests/contract/wake_ups.rs` runs 10,000 such races on the protocol alone.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
