@@ -6,7 +6,7 @@
 //!   load. *Next* is another one right after it, which is faster because no thread sleeps.
 //! - *alone*: from the return of the loader to the answer of its own caller, without another caller.
 //! - *together*: from the return of the loader to the answer of the caller in the other process. That is the hops between tasks, COMMIT,
-//! UBLISH, the wake-up, and one more script, by which the woken process reads the entry.
+//!   PUBLISH, the wake-up, and one more script, by which the woken process reads the entry.
 //!
 //! So the time from sending COMMIT to waking the waiter is at most *together* less *next*.
 
