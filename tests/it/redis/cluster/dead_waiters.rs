@@ -71,7 +71,7 @@ async fn twenty_dead_waiters_cost_two_claims() {
     assert!(order.is_sorted_by_key(|&(_, fence)| fence), "{order:?}");
 }
 
-/// The same for the waiters for a semaphore's permits.
+/// As above, with waiters for a semaphore's permits.
 #[tokio::test]
 async fn twenty_dead_waiters_cost_a_semaphore_two_claims() {
     let cluster = Cluster::patient();
