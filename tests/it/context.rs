@@ -1,6 +1,6 @@
 //! `LoadContext` and direct calls: lifetimes set by the loader, validators, refresh and expire.
 //!
-//! On the in-memory store with a paused clock.
+//! The tests run on the in-memory store with a paused clock.
 
 use std::time::Duration;
 

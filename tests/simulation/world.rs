@@ -249,7 +249,7 @@ impl World {
         };
         let guard = &node.guard;
         let answer: Result<Option<Value>, String> = match does {
-            // Not reached: `work_many` has answered the call above.
+            // This is not reached, because `work_many` has answered the call above.
             Does::LoadMany => Ok(None),
             Does::Load => guard
                 .load(cache_key(key))

@@ -26,7 +26,7 @@ pub(crate) struct Monitor<'s> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Commands {
     pub(crate) total: usize,
-    /// By name in lower case; subcommands count under their command.
+    /// By name in lower case. Subcommands count under their command.
     pub(crate) by_name: BTreeMap<String, usize>,
     /// How many commands set up connections (AUTH, CLIENT, HELLO); not part of the total.
     pub(crate) set_up: usize,

@@ -21,7 +21,7 @@ pub(crate) enum Mode {
     /// Nothing moves and nothing closes. Held bytes arrive when the mode changes, as after retransmission. The kernel still
     /// accepts and acknowledges, so this is a hung host rather than a lost route.
     BlackHole,
-    /// Like a firewall that forgot its state: flows from before the change are dead, new ones work.
+    /// Like a firewall that lost its state: flows from before the change are dead, and new ones work.
     BlackHoleOld,
     /// Like [`BlackHoleOld`](Self::BlackHoleOld), but only for flows that subscribe: commands work, and messages are lost.
     BlackHoleOldSubscriptions,

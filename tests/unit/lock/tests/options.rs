@@ -87,7 +87,7 @@ fn settings_that_contradict_each_other_are_refused() {
     }
 }
 
-/// All of so short a time would be reserved for clock drift.
+/// The whole of so short a time would be reserved for clock drift.
 #[tokio::test(start_paused = true)]
 async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     let locks = Locks::in_memory();
