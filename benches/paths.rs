@@ -1,4 +1,4 @@
-//! One call on a way through the guard, for `scripts/path-counts`, which counts the functions of this crate that the call runs.
+//! Makes one call of the guard, of a chosen kind, for `scripts/path-counts`, which counts the functions of this crate that the call runs.
 //!
 //! `paths WAY`, with `REDIS_URL` set: `loader-hit`, `loader-miss`, `http-hit`, `http-miss` or `invalidate`.
 
@@ -12,7 +12,7 @@ use stampede_guard::{Policy, StampedeGuard};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer as _, Service as _, service_fn};
 
-/// Only what runs in here is counted: the call, and the tasks that run while it waits.
+/// Only what runs in this function is counted: the call, and the tasks that run while it waits.
 #[inline(never)]
 fn measured(runtime: &Runtime, call: Pin<&mut dyn Future<Output = ()>>) {
     runtime.block_on(call);
@@ -41,14 +41,14 @@ fn main() {
     }
 }
 
-/// Waits until the tasks that a call has left behind are done, too: they are no part of the next one.
+/// Waits until the tasks that the call has started are done, too, so that they are not counted with the next call.
 async fn settled<T>(call: impl Future<Output = T>) -> T {
     let value = call.await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     value
 }
 
-/// A guard that has sent each of its commands once, so that no script is unknown to the server. Patient, because whoever counts makes it
+/// A guard that has sent each of its commands once, so that the server knows all scripts. Its bounds are long, because counting makes it
 /// slow.
 async fn connected() -> StampedeGuard {
     let client = redis::Client::open(std::env::var("REDIS_URL").expect("REDIS_URL is set")).expect("a URL");

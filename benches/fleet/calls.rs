@@ -1,4 +1,4 @@
-//! The processes of the fleet: each has one guard and calls it when the bench says so, round by round.
+//! The processes of the fleet. Each has one guard, and calls it once per round, when the bench says so.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::redis_server::RedisServer;
 
 pub(crate) const ROLE: Role = ("calls", calls);
 
-/// Reported by a process when its loader starts.
+/// The event by which a process reports that its loader has started.
 pub(crate) const LOADING: &str = "loading";
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -25,16 +25,16 @@ struct Config {
     lease_ms: u64,
 }
 
-/// The results of one process in one round. Times are `wall_ns`, which all processes of a machine share.
+/// What one process saw in one round. Times are `wall_ns`, a clock that all processes of a machine share.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// When each caller was answered, and whether with a value.
+    /// For each caller, when it was answered, and whether with a value.
     pub(crate) answers: Vec<(u64, bool)>,
-    /// Start and end of the load, in the process that led.
+    /// When the load began and ended, if this process led.
     pub(crate) load: Option<(u64, u64)>,
 }
 
-/// One round of a whole fleet.
+/// One round of the whole fleet.
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) seen: Vec<Seen>,
@@ -70,7 +70,7 @@ impl Guards {
         }
     }
 
-    /// The results of the round from the processes that are still alive.
+    /// Collects what the processes that are still alive saw in this round.
     pub(crate) async fn seen(&self, key: &str) -> Round {
         let seen: Vec<Seen> = self.fleet.results().await;
         assert!(seen.iter().all(|seen| seen.answers.len() == self.callers), "every caller was answered");
@@ -92,12 +92,12 @@ impl Round {
         self.answers().map(|(at, _)| at).max().expect("there were calls")
     }
 
-    /// Start and end of the load that gave the answers.
+    /// When the load whose value was returned began and ended.
     pub(crate) fn load(&self) -> (u64, u64) {
         self.seen.iter().filter_map(|seen| seen.load).max().expect("there was a load")
     }
 
-    /// From the end of the load to the last caller's answer, in milliseconds.
+    /// How many milliseconds after the end of the load the last caller was answered.
     pub(crate) fn last_waiter(&self) -> f64 {
         ms_between(self.load().1, self.last_answer())
     }
@@ -158,7 +158,7 @@ async fn round(
         }
     });
     let answers = join_all(calls).await;
-    // Callers are answered a moment before the tasks of the wave end.
+    // Callers are answered a moment before the tasks of the wave end, so this waits.
     while guard.stats().tasks > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -1,4 +1,4 @@
-//! Redis outages: the delay of requests before and after the breaker opens, and the time until Redis is used again.
+//! Redis outages: how long requests are delayed before and after the breaker opens, and how long it takes until Redis is used again.
 //!
 //! One process with the default policy. Its loader answers at once, so the guard spends all the time that a request
 //! takes. Each kind of outage happens five times: 64 requests for 64 keys arrive right after it begins, and 60 more
@@ -23,20 +23,20 @@ const AFTERWARDS: usize = 60;
 /// The budget of the default policy.
 const BUDGET: Duration = Duration::from_millis(100);
 const ALLOWANCE: Duration = Duration::from_millis(50);
-/// Long enough for the pauses between attempts to connect to reach their maximum.
+/// How long an outage lasts: until the pauses between attempts to connect have reached their full length.
 const LASTS: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outage {
     /// Connections are refused.
     Dead,
-    /// SIGSTOP: the kernel accepts connections, the server does not answer.
+    /// SIGSTOP: the kernel accepts connections, but the server does not answer.
     Hung,
-    /// No byte passes, on old connections or new ones.
+    /// No byte passes, neither on old connections nor on new ones.
     BlackHole,
-    /// Old connections are dead without a RST or FIN, new ones work.
+    /// Old connections are dead without a RST or FIN. New connections work.
     OldFlows,
-    /// Each tenth of a second the network changes: connections are reset, no byte passes, or all passes.
+    /// In each tenth of a second the network does something else: it resets connections, passes no byte, or passes all.
     Flapping,
 }
 
@@ -51,7 +51,7 @@ impl Outage {
         }
     }
 
-    /// Whether the outage lasts long enough for the guard to know that Redis is away.
+    /// Whether the outage lasts so long that the guard knows of it, and opens the breaker.
     fn opens_the_breaker(self) -> bool {
         matches!(self, Self::Dead | Self::Hung | Self::BlackHole)
     }
@@ -87,13 +87,13 @@ impl Line {
         match outage {
             Outage::Dead => self.server.start_again(),
             Outage::Hung => self.server.resume(),
-            // The old connections stay dead.
+            // The old connections stay dead, so nothing has to be ended.
             Outage::OldFlows => {}
             Outage::BlackHole => self.proxy.set(Mode::Pass),
             Outage::Flapping => {
                 if let Some(flaps) = self.flaps.take() {
                     flaps.abort();
-                    // The task may set a mode until it has stopped.
+                    // The task may still set a mode until it has stopped.
                     let _ = flaps.await;
                 }
                 self.proxy.set(Mode::Pass);
@@ -112,7 +112,7 @@ pub(crate) fn rows(table: &mut Table) {
 async fn outages(table: &mut Table, outage: Outage) {
     let server = RedisServer::start();
     let proxy = Arc::new(Proxy::start(server.port()).await);
-    // Without the proxy, which would accept connections for a dead server.
+    // These outages need a direct connection: a proxy would accept connections for a dead server.
     let url = if matches!(outage, Outage::Dead | Outage::Hung) { server.url() } else { proxy.url() };
     let guard = StampedeGuard::new(redis::Client::open(url).expect("an address"));
     guard.connect().await.expect("connects");
@@ -172,14 +172,14 @@ async fn outages(table: &mut Table, outage: Outage) {
     row(what, 1_000.0, usable.max, format!("median {:.0}", usable.median));
 }
 
-/// The duration of a request; `None` if it failed.
+/// How long a request took; `None` if it failed.
 async fn request(guard: &StampedeGuard, key: String) -> Option<Duration> {
     let began = Instant::now();
     let answer = guard.get_or_load(key, || async { Ok::<_, String>(7) }).await;
     answer.ok().map(|_| began.elapsed())
 }
 
-/// The time until a loaded value is found in the store.
+/// How long it took until a value that was loaded was also stored.
 async fn stores(guard: &StampedeGuard, name: &str) -> Duration {
     let began = Instant::now();
     for attempt in 0.. {

@@ -1,4 +1,4 @@
-//! Loads that fail and leaders that die: one load per wave, and no caller waits for longer than a lease.
+//! Loads that fail, and leaders that die: there is one load per wave, and no caller waits for longer than a lease.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::support::os::wall_ns;
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Spread, Table, Unit};
 
-/// Four processes with ten callers, and a loader that fails after 200 ms. If each waiter tries in turn, as is usual, there
-/// are 40 loads, and the last caller receives its failure after 8.1 s.
+/// Four processes with ten callers each, and a loader that fails after 200 ms. If each waiter tried in turn, as is usual, there would be 40
+/// loads, and the last caller would receive its failure after 8.1 s.
 pub(crate) fn failing(table: &mut Table) {
     const WAVES: usize = 5;
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -17,7 +17,7 @@ pub(crate) fn failing(table: &mut Table) {
         let server = RedisServer::start();
         let guards = Guards::start(&server, 4, 10, Duration::from_secs(4)).await;
         let (mut loads, mut waits) = (Vec::new(), Vec::new());
-        // One more wave, to load the scripts.
+        // The first wave only makes the server learn the scripts.
         for wave in 0..=WAVES {
             let key = format!("failing-{wave}");
             guards.origin.script(&key, [Answer::failure("no route").after(Duration::from_millis(200))]);
@@ -48,8 +48,8 @@ pub(crate) fn failing(table: &mut Table) {
     });
 }
 
-/// Three processes with ten callers and a lease of 1 s; the leader is killed at different moments between two
-/// renewals. Another process loads, and the time of that load does not count.
+/// Three processes with ten callers each, and a lease of 1 s. The leader is killed at different moments between two renewals, and another
+/// process loads. The time of that load does not count.
 pub(crate) fn killed(table: &mut Table) {
     const KILL_AFTER_MS: [u64; 5] = [50, 150, 250, 350, 450];
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");

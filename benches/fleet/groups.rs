@@ -1,15 +1,15 @@
-//! Runs the groups of rows that the command line names, and prints their results.
+//! Runs those groups of rows that the command line names, and prints their results.
 
 use crate::table::Table;
 
-/// A group of rows and the name that selects it.
+/// A group of rows: the name by which it is selected, and the function that measures it.
 pub(crate) type Group = (&'static str, fn(&mut Table));
 
-/// Runs all groups, or those with a name that contains an argument of the command line.
+/// Runs the groups whose names contain an argument of the command line, or all groups if there is none.
 pub(crate) fn measure(bench: &str, method: &str, groups: &[Group]) {
     let (options, names): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with('-'));
     if !options.iter().any(|option| option == "--bench") {
-        // `cargo test --all-targets` runs benches too; numbers of a debug build would only mislead.
+        // `cargo test --all-targets` runs benches, too, and the numbers of a debug build would only mislead.
         println!("nothing to test here; measure with `cargo bench --bench {bench}`");
         return;
     }
@@ -30,7 +30,7 @@ pub(crate) fn measure(bench: &str, method: &str, groups: &[Group]) {
     }
 }
 
-/// The load averages, if the system reports them.
+/// The load averages of the machine, if the system reports them.
 fn load() -> String {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")

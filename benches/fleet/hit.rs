@@ -1,9 +1,9 @@
-//! The cost of a hit compared with a plain GET, which a hit needs at least.
+//! What a hit costs, compared with a plain GET, which is the least that a hit needs.
 //!
-//! One thread, 64 callers at once, 1 KiB: the client's CPU is the limit, so a ratio of throughputs is a ratio of
-//! CPU times. Guard and control take turns on the same server, in separate processes ([`sides`](crate::sides)): in one
-//! process, each would find the heap as the other has left it, which for 100 KiB decides whether the allocator fetches
-//! memory from the kernel for each body. The order alternates. A row is the median of its pairs.
+//! One thread has 64 callers at once, for values of 1 KiB. The CPU of the client is the limit, so a ratio of throughputs is a ratio of CPU
+//! times. Guard and control take turns on the same server, in separate processes ([`sides`](crate::sides)). In one process, each would find
+//! the heap as the other one has left it, which for 100 KiB decides whether the allocator fetches memory from the kernel for each body. The
+//! order alternates, and a row is the median of its pairs.
 
 use crate::sides::{Config, Kind, Rate, Side};
 use crate::support::processes::Fleet;
@@ -16,9 +16,9 @@ const PAIRS: usize = 9;
 type Program = &'static [&'static str];
 
 const AS_IT_IS: Program = &[];
-/// By default glibc returns pages to the kernel as soon as some bodies are freed, and each later body fetches them again:
-/// that dominates the cost of a call, on either side. So the row about large bodies is measured with an allocator that
-/// keeps freed pages, as other allocators do by default, and again with glibc's defaults.
+/// By default, glibc returns pages to the kernel as soon as some bodies are freed, and each later body fetches them again. That dominates
+/// the cost of a call on either side. So the row about large bodies is measured with an allocator that keeps freed pages, which is the
+/// default of other allocators, and again with glibc's defaults.
 const KEEPS_MEMORY: Program = &["env", "MALLOC_TRIM_THRESHOLD_=100000000"];
 
 pub(crate) fn loads(table: &mut Table) {
@@ -50,14 +50,14 @@ fn row(table: &mut Table, kind: Kind, program: Program, what: &str, must: f64, a
     table.add(Row { what: what.into(), unit: Unit::Ratio, must, aim, measured, detail });
 }
 
-/// The median ratio of throughputs, and the detail to print.
+/// Measures a row. Returns the median ratio of throughputs, and the details to print.
 async fn measure(kind: Kind, program: Program) -> (f64, String) {
     let server = RedisServer::start();
     let sides = Side::of(kind);
     let fleet = Fleet::spawn_by(program, sides.len(), "side", &Config { redis: server.url(), kind });
     fleet.wait_ready().await;
     let mut rounds: Vec<Vec<Rate>> = Vec::new();
-    // One round to warm up: caches, allocators, the server's own tables.
+    // The first round only warms up caches, allocators and the server's own tables.
     for round in 0..=PAIRS {
         let mut rates = vec![Rate::default(); sides.len()];
         for turn in 0..sides.len() {

@@ -1,4 +1,4 @@
-//! The cheapest shared read: no deadline, no check of the value, no cancellation.
+//! The cheapest shared read. It has no deadline, checks no value, and cannot be cancelled.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 
-/// Shared reads of one key.
+/// Reads of one key that several callers share.
 #[derive(Clone)]
 pub(crate) struct Joined {
     connection: MultiplexedConnection,
@@ -45,7 +45,8 @@ impl Joined {
             if waiting.is_empty() {
                 return;
             }
-            // Sent after the last of these waiters came: an earlier read could be older than an acknowledged write.
+            // This read is sent after the last of these waiters came: the result of an earlier one could be older than a write that was
+            // acknowledged.
             let value = get(&mut self.connection, &key).await;
             for sender in waiting {
                 let _ = sender.send(value.clone());

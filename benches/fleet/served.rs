@@ -1,6 +1,6 @@
-//! The cost of a hit in a real server: `wrk` requests a response that is stored in a real Redis, and a constant body,
-//! from an axum server in this process over real sockets. The two take turns; a row is the median of the pairs.
-//! Server, Redis and client share the processors, unlike in a deployment.
+//! What a hit costs in a real server: over real sockets, `wrk` requests from an axum server in this process a response that is stored in a
+//! real Redis, and a constant body. Both are measured in turn, and a row is the median of these pairs. Unlike in a deployment, the server,
+//! Redis and `wrk` share the processors.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use crate::table::{Limit, Row, Spread, Table, Unit};
 const PAIRS: usize = 5;
 const BODY: &str = "a report that took two seconds to make\n";
 
-/// The `wrk` row.
+/// Adds the row of the group `wrk`.
 pub(crate) fn rows(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     let server = RedisServer::start();
     let address = runtime.block_on(serve(&server));
     let (mut ratios, mut rates) = (Vec::new(), Vec::new());
-    // One pair to warm up.
+    // The first pair only warms up.
     for pair in 0..=PAIRS {
         let [guarded, constant] =
             ["guarded", "constant"].map(|path| wrk(&format!("http://{address}/{path}")));
@@ -61,7 +61,7 @@ async fn serve(server: &RedisServer) -> std::net::SocketAddr {
     address
 }
 
-/// Requests per second.
+/// Runs `wrk`, and returns the requests per second that it reports.
 fn wrk(url: &str) -> f64 {
     let run = Command::new("wrk").args(["-t1", "-c64", "-d2s", url]).output();
     let run = run.unwrap_or_else(|error| panic!("wrk: {error}; install it: apt-get install -y wrk"));

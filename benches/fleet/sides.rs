@@ -1,4 +1,4 @@
-//! A process that runs the guard or a control, one stretch of calls for each line from the bench.
+//! A process that runs the guard or a control. For each line that it receives from the bench, it runs one stretch of calls.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,10 +22,10 @@ use crate::support::processes::{Child, Role};
 pub(crate) const ROLE: Role = ("side", side);
 
 const CALLERS: usize = 64;
-/// Calls of one caller in one stretch, for 1 KiB: about half a second.
+/// How many calls each caller makes in one stretch, with values of 1 KiB. They take about half a second.
 const CALLS: usize = 1_500;
 
-/// The kind of call.
+/// What the calls of a row do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     Loader,
@@ -43,7 +43,8 @@ impl Kind {
         if self == Self::Large { CALLS / 10 } else { CALLS }
     }
 
-    /// Except for the hot key, no two callers ask for one key at once: they would share a read, which flatters the guard.
+    /// How many keys each caller has for itself. If two callers requested one key at once, they would share a read, and the guard would
+    /// look better than it is. Only the hot key is shared on purpose.
     fn keys_per_caller(self) -> usize {
         match self {
             Self::Loader | Self::Layer => 16,
@@ -68,9 +69,9 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Guard,
-    /// A plain GET for each call.
+    /// Each call is a plain GET.
     Control,
-    /// One plain GET for all waiters, and nothing else: the cheapest shared read.
+    /// All waiters share one plain GET, and nothing else is done: the cheapest shared read.
     Joined,
 }
 
@@ -91,10 +92,10 @@ pub(crate) struct Config {
     pub(crate) kind: Kind,
 }
 
-/// The result of a stretch.
+/// The result of one stretch.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Rate {
-    /// Per second, of all callers together.
+    /// The calls per second of all callers together.
     pub(crate) calls: f64,
     /// CPU time of the clients' thread per call in nanoseconds, which a busy neighbour does not change; zero if unknown.
     pub(crate) cpu: f64,
@@ -102,7 +103,7 @@ pub(crate) struct Rate {
     pub(crate) faults: f64,
 }
 
-/// A process of the bench: one thread for all callers, so that the rate is what one thread's CPU allows.
+/// A process of the bench. All callers share one thread, so the rate is what the CPU allows to one thread.
 fn side(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let work = tokio::task::spawn_blocking(move || {
@@ -139,7 +140,7 @@ async fn play(mut child: Child) {
     }
 }
 
-/// `get_or_load` of stored values.
+/// Calls `get_or_load` for stored values.
 async fn loader(child: &mut Child, guard: StampedeGuard, kind: Kind) {
     let (keys, body) = (kind.keys(), kind.body());
     for key in &*keys {
@@ -162,7 +163,7 @@ async fn loader(child: &mut Child, guard: StampedeGuard, kind: Kind) {
     .await;
 }
 
-/// The same values by a GET.
+/// Reads the same values by GET.
 async fn plain(child: &mut Child, connection: MultiplexedConnection, kind: Kind) {
     let (keys, length) = (kind.keys(), kind.body().len());
     stretches(child, kind, |caller| {
@@ -177,7 +178,7 @@ async fn plain(child: &mut Child, connection: MultiplexedConnection, kind: Kind)
     .await;
 }
 
-/// Requests through the layer for stored responses.
+/// Sends requests through the layer for stored responses.
 async fn layer(child: &mut Child, guard: StampedeGuard, kind: Kind) {
     let body = kind.body();
     let mut service = guard.layer(service_fn(move |_: Request<Full<Bytes>>| {
@@ -188,11 +189,11 @@ async fn layer(child: &mut Child, guard: StampedeGuard, kind: Kind) {
         let response = service.call(request(key)).await.expect("infallible");
         response.into_body().collect().await.expect("the first load");
     }
-    // The end of the body comes a moment before the entry is stored.
+    // The body ends a moment before its entry is stored.
     while guard.stats().tasks > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // The eight headers, `Cache-Status`, and the `Age` that only a hit has.
+    // A hit has the eight stored headers, `Cache-Status`, and `Age`, which only a hit has.
     requests(child, service, kind, 10).await;
 }
 
@@ -218,7 +219,7 @@ where
     .await;
 }
 
-/// Runs one stretch of calls of all callers for each line that arrives.
+/// For each line that arrives, runs one stretch of calls of all callers.
 async fn stretches<F>(child: &mut Child, kind: Kind, caller: impl Fn(usize) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -240,13 +241,13 @@ where
     }
 }
 
-/// CPU time of this thread in nanoseconds.
+/// The CPU time that this thread has used, in nanoseconds.
 fn thread_cpu() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0)
 }
 
-/// Minor faults of this thread (proc(5): the tenth field, the eighth after the name).
+/// The minor page faults of this thread (proc(5): the tenth field, which is the eighth after the name).
 fn thread_faults() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
     let after_name = stat.rsplit(") ").next().unwrap_or_default();
@@ -260,9 +261,9 @@ fn request(url: &str) -> Request<Full<Bytes>> {
     request
 }
 
-/// The cheapest response with eight headers: nothing is parsed, no value is copied.
+/// The cheapest response with eight headers: nothing is parsed, and no value is copied.
 fn response(body: Bytes) -> Response<Full<Bytes>> {
-    // The current time: a response that claims to be old is not stored.
+    // This is the current time, because a response that claims to be old is not stored.
     static DATE: LazyLock<HeaderValue> = LazyLock::new(|| {
         HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now())).expect("a date is printable")
     });
@@ -285,7 +286,7 @@ fn response(body: Bytes) -> Response<Full<Bytes>> {
     response
 }
 
-/// Stores the row's keys, and returns the connection.
+/// Stores the values of the row's keys, and returns the connection that it used.
 async fn filled(client: &redis::Client, kind: Kind) -> MultiplexedConnection {
     let mut connection = raw(client).await;
     for key in &*kind.keys() {
@@ -295,7 +296,7 @@ async fn filled(client: &redis::Client, kind: Kind) -> MultiplexedConnection {
     connection
 }
 
-/// The control's connection: the default of redis-rs with TCP_NODELAY.
+/// A connection of a control: the default of redis-rs, with TCP_NODELAY.
 pub(crate) async fn raw(client: &redis::Client) -> MultiplexedConnection {
     let info = client.get_connection_info().clone();
     let tcp = info.tcp_settings().clone().set_nodelay(true);

@@ -1,4 +1,4 @@
-//! The table: promised and measured numbers, and the verdict.
+//! The table of a bench: the promised and the measured numbers, and the verdict.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub(crate) enum Limit {
     AtMost(f64),
     AtLeast(f64),
     Between(f64, f64),
-    /// No limit: there is no `must`, or no aim beyond it.
+    /// There is no limit: the row has no `must`, or no aim beyond its `must`.
     None,
 }
 
@@ -19,13 +19,13 @@ pub(crate) enum Limit {
 #[allow(dead_code, reason = "each bench has rows of some units")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Exact on any machine: a missed `must` fails the run.
+    /// The number is exact on any machine, so a missed `must` fails every run.
     Count,
-    /// Milliseconds; depend on the machine, so they fail the run only with `STRICT=1`.
+    /// Milliseconds. They depend on the machine, so a missed `must` fails the run only with `STRICT=1`.
     Millis,
-    /// Nanoseconds; as `Millis`.
+    /// Nanoseconds. A missed `must` fails the run only with `STRICT=1`.
     Nanos,
-    /// A throughput or a time divided by a control's of the same run; as `Millis`.
+    /// A throughput or a time, divided by that of a control in the same run. A missed `must` fails the run only with `STRICT=1`.
     Ratio,
 }
 
@@ -37,11 +37,11 @@ pub(crate) struct Row {
     pub(crate) must: Limit,
     pub(crate) aim: Limit,
     pub(crate) measured: f64,
-    /// Spread, control, and other numbers that a reader needs to interpret the result.
+    /// The spread, the control's number, and whatever else a reader needs to interpret the measured number.
     pub(crate) detail: String,
 }
 
-/// The rows so far. Each row is also printed when it is measured, because a whole run takes minutes.
+/// The rows so far. Each row is also printed when it is added, because a whole run takes minutes.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Row>,
@@ -112,7 +112,7 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Prints the whole table, and returns whether a missed `must` fails the run.
+    /// Prints the whole table. Returns whether a missed `must` fails the run.
     pub(crate) fn finish(&self, strict: bool) -> bool {
         println!("\n| what | must | aim | measured | verdict |\n|---|---|---|---|---|");
         for row in &self.rows {
@@ -122,7 +122,7 @@ impl Table {
     }
 }
 
-/// Median, smallest and largest of some measurements.
+/// The median, the smallest and the largest of some measurements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     pub(crate) median: f64,

@@ -1,12 +1,12 @@
-//! The time until another process has a loaded value, in round trips to Redis.
+//! How long it takes until another process has a value that was loaded, in round trips to Redis.
 //!
-//! Two processes with one caller each, 200 rounds of:
+//! There are 200 rounds with two processes, which have one caller each:
 //!
-//! - *script*: one EVALSHA of the commit script with an empty queue, on a bare redis-rs connection, after a pause as
-//!   long as a load: the control. *Next*: another one right after it, which is faster because no thread sleeps.
+//! - *script*, the control: on a bare redis-rs connection, one EVALSHA of the commit script with an empty queue, after a pause as long as a
+//!   load. *Next* is another one right after it, which is faster because no thread sleeps.
 //! - *alone*: from the return of the loader to the answer of its own caller, without another caller.
-//! - *together*: from the return of the loader to the answer of the caller in the other process. That is the hops
-//!   between tasks, COMMIT, PUBLISH, the wake-up, and one more script, by which the woken process reads the entry.
+//! - *together*: from the return of the loader to the answer of the caller in the other process. That is the hops between tasks, COMMIT,
+//!   PUBLISH, the wake-up, and one more script, by which the woken process reads the entry.
 //!
 //! So the time from sending COMMIT to waking the waiter is at most *together* less *next*.
 
@@ -67,7 +67,7 @@ async fn measure() -> Times {
     let mut bare = raw(&server.client()).await;
     let sha1 = load_script(&mut bare).await;
     let mut times: [Vec<f64>; 4] = Default::default();
-    // Ten more rounds to warm up scripts and caches.
+    // The first ten rounds only warm up scripts and caches.
     for round in 0..ROUNDS + 10 {
         let key = |name: &str| {
             let key = format!("{name}-{round}");
@@ -108,8 +108,8 @@ async fn load_script(connection: &mut MultiplexedConnection) -> String {
     load.arg("LOAD").arg(format!("{WAKE}{OURS}{COMMIT}")).query_async(connection).await.expect("SCRIPT LOAD")
 }
 
-/// Milliseconds of two commits as the guard sends them (1 KiB, a held lease, an empty queue): one after a pause as long as
-/// a load, when processes and processors are asleep, and one right after it.
+/// How many milliseconds two commits took that are like the guard's (1 KiB, a held lease, an empty queue): one after a pause as long as a
+/// load, when processes and processors are asleep, and one right after it.
 async fn commits(connection: &mut MultiplexedConnection, sha1: &str, round: usize) -> [f64; 2] {
     let token = "0123456789abcdef0123456789abcdef:0123456789abcdef0123456789abcdef";
     let keys = ["first", "second"]

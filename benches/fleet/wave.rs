@@ -1,8 +1,8 @@
-//! One cold key, many callers in many processes: loads, commands, and how long the last caller waits.
+//! One cold key with many callers in many processes: how many loads and commands there are, and how long the last caller waits.
 //!
-//! Each shape has a separate server. The first wave's count includes connecting and the scripts that the server does not
-//! know yet. The following waves are the steady state of a service that called `connect()`; three of
-//! them are monitored, five timed (without a MONITOR on the server). The load takes 300 ms.
+//! Each shape of the fleet has a separate server. The first wave also counts connecting, and the scripts that the server does not know yet.
+//! Later waves show the steady state of a service that has called `connect()`: three of them are monitored, and five are timed, without a
+//! MONITOR on the server. The load takes 300 ms.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const TIMED: usize = 5;
 struct Shape {
     processes: usize,
     callers: usize,
-    /// Commands per cold key: must, aim and the best known result of others.
+    /// How many commands there may be per cold key, how many we aim at, and the best known result of other systems.
     commands: Option<(f64, f64, &'static str)>,
     timed: bool,
 }
@@ -101,7 +101,7 @@ fn commands(name: &str, must: f64, aim: f64, known: &str, first: &Commands, moni
         unit: Unit::Count,
         must: Limit::AtMost(must),
         aim: Limit::AtMost(aim),
-        // The largest, so that the verdict holds for every wave.
+        // This is the largest number, so that the verdict is true for every wave.
         measured: steady.max,
         detail: format!(
             "{:.0} to {:.0} ({}); with PING and TIME {:.0}; first wave with connecting and loading scripts {}",
@@ -114,7 +114,7 @@ fn commands(name: &str, must: f64, aim: f64, known: &str, first: &Commands, moni
     }
 }
 
-/// Without the periodic commands.
+/// The number of commands, without periodic ones.
 fn work(commands: &Commands) -> Commands {
     commands.clone().without(["ping", "time"])
 }

@@ -1,5 +1,5 @@
-//! An invalidation while one of the processes that hold the key cannot hear it: stopped by SIGSTOP, or cut off by a proxy through which
-//! no byte passes any more. The invalidation waits until that process must have lost its right.
+//! How long an invalidation takes while one of the processes that have the key in memory cannot receive it: it is stopped by SIGSTOP, or
+//! cut off by a proxy that passes no byte. The invalidation waits until that process must have lost its right.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::table::{Limit, Row, Spread, Table, Unit, millis};
 
 const PROCESSES: usize = 4;
 const ROUNDS: usize = 5;
-/// When the silent process is no member any more.
+/// After this time the silent process is no longer a member.
 const LATER: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-/// The milliseconds of the first invalidation, of the one after it, and of a later one.
+/// How many milliseconds three invalidations took: the first one, the next one, and a later one.
 async fn measure(absence: Absence) -> [Vec<f64>; 3] {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
@@ -69,7 +69,7 @@ async fn measure(absence: Absence) -> [Vec<f64>; 3] {
     let (fleet, guard) = (start(redis, false).await, connected(&server.url()).await);
     all_hold(&fleet).await;
     guard.invalidate(KEY).await.expect("acknowledged");
-    // The registry is mature now, and this process knows it.
+    // By now the registry is mature, and this process knows that.
     tokio::time::sleep(2 * TERM).await;
     let mut times: [Vec<f64>; 3] = Default::default();
     for _ in 0..ROUNDS {

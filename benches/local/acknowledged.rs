@@ -1,14 +1,15 @@
-//! Older values after an acknowledged invalidation: there must be none, also while one process is paused or cut off.
+//! Counts older values that are returned after an acknowledged invalidation. There must be none, even while one process is paused or cut
+//! off.
 //!
-//! Eight processes of 25 callers read some keys all the time. A value is a number, the key's version, which the loader reads from the
-//! origin: another key on the same server, by a connection that is never cut. Four writers each raise the version of one key after the
-//! other at the origin, have one of the processes invalidate the key, and so learn the moment of the acknowledgement. Meanwhile one
-//! process after the other is paused, or cut off from the server, for longer than a term.
+//! Eight processes with 25 callers each read some keys all the time. A value is a number, the version of its key, which the loader reads
+//! from the origin: another key on the same server, over a connection that is never cut. Each of four writers raises the versions of its
+//! keys at the origin, one after another, has one of the processes invalidate the key, and so receives the moment of the acknowledgement.
+//! Meanwhile one process after another is paused, or cut off from the server, for longer than a term.
 //!
-//! All moments are those of CLOCK_MONOTONIC, which the processes share. A reader reads it *before* its call and the invalidating process
-//! *after* its own, so a call that began later by the clock began after the acknowledgement. Each process keeps for each version the
-//! latest beginning of a call that received it; with the versions' acknowledgements in order, that finds an older value if there was
-//! one at all.
+//! All moments are read from CLOCK_MONOTONIC, which the processes share: by a reader *before* its call, and by the invalidating process
+//! *after* its own. So a call that began later by that clock began after the acknowledgement. For each version, each process records the
+//! latest beginning of a call that received it. Together with the acknowledgements of the versions, in order, that shows whether any call
+//! received an older value.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,21 +28,21 @@ use crate::versioned::{Config, INVALIDATED, Seen, origin_key};
 const PROCESSES: usize = 8;
 const WRITERS: usize = 4;
 const KEYS_OF_A_WRITER: usize = 4;
-/// Invalidations by default, and with `FULL=1`.
+/// How many invalidations there are by default, and with `FULL=1`.
 const INVALIDATIONS: [usize; 2] = [500, 2_000];
-/// Between two invalidations of a writer, so that there are several absences during a run.
+/// How long a writer pauses between two invalidations, so that several absences happen during a run.
 const PAUSE: Duration = Duration::from_millis(60);
-/// How long a process is absent, and how long all are well after that.
+/// How long a process is absent, and for how long no process is after that.
 const ABSENT: Duration = Duration::from_secs(3);
 const WELL: Duration = Duration::from_secs(1);
 
-/// The acknowledgement of each version of a key, in order.
+/// For each key, the moments of acknowledgement of its versions, in order.
 type Acknowledged = HashMap<usize, Vec<(u64, u64)>>;
 
 struct Stage {
     fleet: Fleet,
     proxies: Vec<Proxy>,
-    /// The process that is paused or cut off, or none.
+    /// The process that is paused or cut off at present, or a number that no process has.
     absent: AtomicUsize,
     ended: AtomicBool,
     begun: AtomicUsize,
@@ -81,7 +82,7 @@ async fn measure(most: usize) -> Row {
         acknowledged.into_iter().flatten().collect::<Acknowledged>()
     };
     let (acknowledged, absences) = tokio::join!(writers, trouble(&stage));
-    // Each process gives one more answer for each key, and then reports what it has seen.
+    // Each process answers once more for each key, and then reports what it has seen.
     sleep(Duration::from_secs(1)).await;
     for member in stage.fleet.members() {
         member.send("end");
@@ -117,7 +118,8 @@ fn row(seen: &[Seen], acknowledged: &Acknowledged, absences: usize) -> Row {
     }
 }
 
-/// Key, version, and by how many milliseconds the call began too late for it, for each version that was returned too late.
+/// For each version that was received too late: the key, the version, and how many milliseconds after the next version's acknowledgement
+/// the call began.
 fn older(seen: &Seen, acknowledged: &Acknowledged) -> Vec<(usize, u64, f64)> {
     let late = seen.latest.iter().filter_map(|&(key, version, began)| {
         let next = acknowledged.get(&key)?.iter().find(|(acknowledged, _)| *acknowledged > version)?;
@@ -126,7 +128,7 @@ fn older(seen: &Seen, acknowledged: &Acknowledged) -> Vec<(usize, u64, f64)> {
     late.collect()
 }
 
-/// Raises and invalidates this writer's keys in turn, until there are enough invalidations.
+/// Raises and invalidates the keys of this writer in turn, until there were enough invalidations.
 async fn write(stage: &Stage, mut origin: MultiplexedConnection, writer: usize) -> Acknowledged {
     let mut acknowledged = Acknowledged::new();
     let mut version = 1;
@@ -138,7 +140,7 @@ async fn write(stage: &Stage, mut origin: MultiplexedConnection, writer: usize) 
                 return acknowledged;
             }
             set(&mut origin, key, version).await;
-            // A process that is well. It may become absent while it invalidates, and then answers when it comes back.
+            // The process that invalidates is one that is not absent. It may become absent meanwhile, and then answers when it is back.
             let absent = stage.absent.load(Ordering::SeqCst);
             let process = (0..PROCESSES).map(|at| (number + at) % PROCESSES).find(|at| *at != absent);
             let member = stage.fleet.member(process.expect("one is well"));
@@ -151,7 +153,7 @@ async fn write(stage: &Stage, mut origin: MultiplexedConnection, writer: usize) 
     }
 }
 
-/// Pauses or cuts off one process after the other. Returns how many.
+/// Pauses or cuts off one process after another. Returns how many absences there were.
 async fn trouble(stage: &Stage) -> usize {
     let mut absences = 0;
     while !stage.ended.load(Ordering::SeqCst) {

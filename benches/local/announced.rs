@@ -1,7 +1,7 @@
-//! An invalidation while all processes are well: its time against the same fan-out and answers between bare connections.
+//! How long an invalidation takes while all processes answer, compared with the same messages and answers between bare connections.
 //!
-//! The control removes the key and publishes to each process in one script, and waits until each process has published its answer.
-//! Before each measurement, of either side, all processes read the key, so all are equally awake and all hold it.
+//! The control removes the key and publishes to each process in one script, and waits until each process has published its answer. Before
+//! each measurement, of either side, all processes read the key, so that all of them are equally awake and have the key in memory.
 
 use std::time::{Duration, Instant};
 
@@ -40,20 +40,20 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-/// The milliseconds of invalidations, of the control, and of one script without a fan-out.
+/// How many milliseconds the invalidations took, those of the control, and a script that publishes nothing.
 async fn measure(processes: usize) -> [Vec<f64>; 3] {
     let server = RedisServer::start();
     let fleet = start(vec![server.url(); processes], true).await;
     let guard = connected(&server.url()).await;
     let mut control = Control::connect(&server, processes).await;
-    // The registry becomes mature, and this process learns of it.
+    // Afterwards the registry is mature, and this process knows that.
     for _ in 0..3 {
         all_hold(&fleet).await;
         guard.invalidate(KEY).await.expect("acknowledged");
         tokio::time::sleep(TERM).await;
     }
     let mut times: [Vec<f64>; 3] = Default::default();
-    // Some more rounds to warm up.
+    // The first rounds only warm up.
     for round in 0..ROUNDS + 20 {
         let mut took = [0.0; 3];
         for turn in 0..2 {
@@ -78,7 +78,7 @@ async fn invalidation(fleet: &Fleet, guard: &StampedeGuard) -> f64 {
     millis(began.elapsed())
 }
 
-/// The bare announcer.
+/// The control's announcer, on bare connections.
 struct Control {
     commands: MultiplexedConnection,
     answers: PubSubStream,

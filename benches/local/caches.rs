@@ -1,14 +1,14 @@
-//! The caches that keep values in one process's memory, behind one trait.
+//! Caches that keep values in the memory of one process, behind one trait.
 //!
-//! All have the same hasher, the default one of quick_cache, so that the maps are compared and not their hashers.
+//! All use the same hasher, the default of quick_cache, so that the maps are compared, and not their hashers.
 
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-/// A map from texts to values, bounded by a number of values.
+/// A map from texts to values, with a bounded number of values.
 pub(crate) trait Map<V>: Clone + Send + Sync + 'static {
-    /// The form in which a reader holds a value that was found.
+    /// What a reader holds while it uses a value that was found.
     type Held: Send;
 
     fn with_capacity(values: usize) -> Self;
@@ -61,7 +61,7 @@ impl<V: Send + Sync + 'static> Map<V> for Moka<V> {
 pub(crate) type Foyer<V> = foyer_memory::Cache<String, Arc<V>, RandomState>;
 
 impl<V: Send + Sync + 'static> Map<V> for Foyer<V> {
-    /// The entry itself, as foyer's users hold it.
+    /// The map's entry, which is what users of foyer hold.
     type Held = foyer_memory::CacheEntry<String, Arc<V>, RandomState>;
 
     fn with_capacity(values: usize) -> Self {
@@ -77,7 +77,7 @@ impl<V: Send + Sync + 'static> Map<V> for Foyer<V> {
     }
 }
 
-/// foyer with the policy that keeps what is requested often, as the other two do.
+/// foyer with a policy that retains values that are often requested, like the policies of the other two caches.
 #[derive(Debug)]
 pub(crate) struct TinyLfu<V: Send + Sync + 'static>(Foyer<V>);
 

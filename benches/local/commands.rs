@@ -1,6 +1,6 @@
-//! The commands that the local tier costs while nothing changes, and those of an invalidation where no process has a local tier.
+//! The commands that the local tier sends while nothing changes, and those of an invalidation if no process has a local tier.
 //!
-//! These are the commands that clients send, as MONITOR shows them, without PING and TIME; not the calls inside scripts.
+//! Counted are the commands that clients send, as MONITOR shows them, without PING and TIME; calls inside scripts are not counted.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::support::monitor::{Commands, Monitor};
 use crate::support::redis_server::RedisServer;
 use crate::table::{Limit, Row, Table, Unit};
 
-/// For how long commands are recorded: many renewals long.
+/// For how long commands are recorded. There are many renewals in this time.
 const MONITORED: Duration = Duration::from_secs(20);
-/// After fifteen terms without a caller the tier gives its right back.
+/// By this time the tier has given its right back, because it has had no caller for fifteen terms.
 const RESTS: Duration = Duration::from_secs(36);
-/// Connecting, the first renewals and the scripts are over by then.
+/// By this time the process is connected, has renewed for the first time, and the server knows the scripts.
 const SETTLES: Duration = Duration::from_secs(4);
 const INVALIDATIONS: usize = 20;
 
 pub(crate) fn rows(table: &mut Table) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        // At once, each on a server of its own: the control is a process without a tier and without callers.
+        // All four run at once, each on its own server. The control is a process without a tier and without callers.
         let (active, idle, rested, control) = tokio::join!(
             monitored(true, true, SETTLES),
             monitored(true, false, SETTLES),
@@ -58,7 +58,7 @@ fn list(commands: &Commands) -> String {
     if kinds.is_empty() { "none".into() } else { kinds.join(", ") }
 }
 
-/// The commands of one process, with or without a tier.
+/// Records the commands of one process, with a tier or without one.
 async fn monitored(tier: bool, is_active: bool, settles: Duration) -> Commands {
     let server = RedisServer::start();
     let policy = patient().local_for(if tier { Duration::MAX } else { Duration::ZERO });
@@ -103,11 +103,11 @@ async fn ask(guard: &StampedeGuard) {
     guard.load(KEY).get_shared(move |_| load()).await.expect("infallible");
 }
 
-/// The commands of an invalidation by a process without a tier, in a namespace where no process has one.
+/// Counts the commands of an invalidation by a process without a tier, in a namespace in which no process has one.
 async fn plain_invalidations() -> Row {
     let server = RedisServer::start();
     let guard = guard(&server, patient().local_for(Duration::ZERO).build().expect("valid")).await;
-    // The first one has the server learn the script.
+    // The server learns the script from the first one.
     guard.invalidate(KEY).await.expect("acknowledged");
     let monitor = Monitor::start(&server);
     for number in 0..INVALIDATIONS {

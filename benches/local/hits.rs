@@ -1,5 +1,5 @@
-//! A hit of the local tier against the maps themselves. The guards have a store in memory: a local hit asks no store, and `raw` measures
-//! one beside a real server.
+//! A hit of the local tier, compared with a hit of the maps themselves. The guards have a store in memory, which a local hit does not use;
+//! `raw` measures a local hit beside a real server.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::values::{User, key, keys, lasting, until_copied};
 const READERS: u32 = 64;
 const KEYS: u32 = 1_000;
 
-/// The order of the sides.
+/// The indices of the sides.
 const GUARD: usize = 0;
 const QUICK: usize = 1;
 const MOKA: usize = 2;
 const FOYER: usize = 3;
 
-/// 64 readers of 1,000 keys on two threads.
+/// Adds the row of 64 readers, which read 1,000 keys on two threads.
 pub(crate) fn concurrent_hits(table: &mut Table) {
     let times = readers_of(KEYS);
     let ratio = times.throughput(GUARD, QUICK);
@@ -36,7 +36,7 @@ pub(crate) fn concurrent_hits(table: &mut Table) {
     });
 }
 
-/// One hot key.
+/// Adds the rows of one hot key.
 pub(crate) fn hot(table: &mut Table) {
     let times = readers_of(1);
     for (control, name) in [(MOKA, "moka"), (FOYER, "foyer"), (QUICK, "quick_cache")] {
@@ -52,7 +52,7 @@ pub(crate) fn hot(table: &mut Table) {
     }
 }
 
-/// One caller on one thread.
+/// Adds the rows of one caller on one thread.
 pub(crate) fn alone(table: &mut Table) {
     let runtime = one_thread();
     let (guard, texts) = (runtime.block_on(filled(KEYS)), keys(KEYS));
@@ -73,7 +73,7 @@ pub(crate) fn alone(table: &mut Table) {
     });
 }
 
-/// Readers of the guard and of each map.
+/// Measures readers of the guard and of each map, with this many keys.
 fn readers_of(number: u32) -> Times {
     let runtime = two_threads();
     let guard = runtime.block_on(filled(number));
@@ -108,7 +108,7 @@ fn nanos(times: &Times) -> String {
     )
 }
 
-/// A guard that has the values of these keys in memory.
+/// A guard that has the values of this many keys in memory.
 async fn filled(number: u32) -> StampedeGuard {
     let policy = lasting().build().expect("valid");
     let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid");

@@ -1,4 +1,4 @@
-//! Processes that hold one key in memory: each asks for it when the bench says so, and answers the bare announcements of the control.
+//! Processes that have one key in memory: each requests it when the bench says so, and answers the bare announcements of the control.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use crate::values::lasting;
 
 pub(crate) const ROLE: Role = ("holds", holds);
 
-/// The key that all hold.
+/// The key that all processes have in memory.
 pub(crate) const KEY: &str = "held";
-/// Where the control's announcer hears the answers.
+/// The channel on which the control's announcer receives answers.
 pub(crate) const ANSWERS: &str = "bare:answers";
-/// The volume lease of these rows: the default.
+/// The length of a volume lease in these rows, which is the default.
 pub(crate) const TERM: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Config {
-    /// Where each process's guard finds Redis.
+    /// The address under which each process's guard reaches Redis.
     redis: Vec<String>,
-    /// Whether to answer bare announcements.
+    /// Whether the processes answer bare announcements.
     bare: bool,
 }
 
-/// Time-outs long enough for two dozen processes on two processors, and everything stored.
+/// A policy with time-outs that are long enough for two dozen processes on two processors, and under which each value is stored.
 pub(crate) fn patient() -> PolicyBuilder {
     lasting()
         .coordination_budget(Duration::from_secs(4))
@@ -45,14 +45,14 @@ pub(crate) async fn connected(redis: &str) -> StampedeGuard {
     guard
 }
 
-/// Starts a process for each of these addresses of Redis.
+/// Starts one process for each of these addresses of Redis.
 pub(crate) async fn start(redis: Vec<String>, bare: bool) -> Fleet {
     let fleet = Fleet::spawn(redis.len(), "holds", &Config { redis, bare });
     fleet.wait_ready().await;
     fleet
 }
 
-/// Has all processes hold the key, each from memory.
+/// Makes all processes request the key until each has it in memory.
 pub(crate) async fn all_hold(fleet: &Fleet) {
     for member in fleet.members() {
         member.send("hold");
@@ -76,7 +76,7 @@ fn holds(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Asks for the key until it is served from memory.
+/// Requests the key until it is served from memory.
 async fn hold(guard: &StampedeGuard) -> bool {
     let (began, before) = (Instant::now(), guard.stats().local_hits);
     while began.elapsed() < Duration::from_secs(30) {
@@ -90,12 +90,12 @@ async fn hold(guard: &StampedeGuard) -> bool {
     false
 }
 
-/// The channel of one process in the control's fan-out.
+/// The channel on which the control publishes to this process.
 pub(crate) fn channel(index: usize) -> String {
     format!("bare:{index}")
 }
 
-/// The control's half in this process: a message arrives on its channel, and its answer is published. As the guard does, by one
+/// The part of the control that runs in this process: it answers each message on its channel by publishing. Like the guard, it has one
 /// connection for messages and one for commands.
 async fn answer_bare(redis: &str, index: usize) {
     let client = redis::Client::open(redis).expect("an address");

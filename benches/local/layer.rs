@@ -1,4 +1,4 @@
-//! A hit of the local tier through the layer against a service that has the response ready.
+//! A hit of the local tier through the HTTP layer, compared with a service that has its response ready.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -20,7 +20,7 @@ use crate::values::lasting;
 const CALLERS: u32 = 64;
 const URIS: usize = 1_000;
 
-/// The order of the sides.
+/// The indices of the sides.
 const GUARD: usize = 0;
 const CONTROL: usize = 1;
 const OWNED: usize = 2;
@@ -35,7 +35,7 @@ pub(crate) fn rows(table: &mut Table) {
         })
     };
     let (fixed, owned) = (control(headers()), control(owned(&headers())));
-    // Each in the runtime of its callers, which renews its lease.
+    // Each guard connects in the runtime of its callers, which renews its lease.
     let guarded = |runtime: &Runtime| {
         let guard = guard();
         let guarded = guard.layer(service_fn(|_: Request<Full<Bytes>>| async {
@@ -88,7 +88,7 @@ fn uris() -> Arc<[Uri]> {
     (0..URIS).map(|n| format!("/report/{n:06}").parse().expect("a path")).collect()
 }
 
-/// Has each response in memory, and checks that it is.
+/// Fills the memory with each response, and checks that it is there.
 async fn fill<S, B>(guard: &StampedeGuard, mut service: S)
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
@@ -101,7 +101,7 @@ where
             let answer = service.call(request(uri)).await.expect("infallible");
             answer.into_body().collect().await.expect("a whole body");
         }
-        // The end of the body comes a moment before the entry is stored.
+        // The body ends a moment before its entry is stored.
         while guard.stats().tasks > 0 {
             tokio::task::yield_now().await;
         }
@@ -141,7 +141,7 @@ fn uri(uris: &[Uri], caller: u32, call: u32) -> &Uri {
     &uris[(caller as usize * 31 + call as usize) % uris.len()]
 }
 
-/// One request, and the whole of its response.
+/// Sends one request, and reads the whole of its response.
 async fn answer<S, B>(service: &mut S, uri: &Uri, headers: usize)
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,

@@ -1,1 +1,1 @@
-//! Empty: the package has a bench only.
+//! Empty, because the package has only a bench.

@@ -9,7 +9,7 @@
 //! STRICT=1 cargo bench --bench local           also fails where a time or a ratio misses its `must`
 //! ```
 //!
-//! A package of its own: the caches that it compares are dependencies of this bench alone.
+//! This is a separate package, because the caches that it compares are dependencies of this bench alone.
 
 #[path = "../fleet/groups.rs"]
 mod groups;

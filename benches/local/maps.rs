@@ -1,8 +1,7 @@
-//! The choice of the map under the local tier: the time of a hit by readers, and the share of hits on a trace of accesses.
+//! The choice of the map under the local tier: how long a hit takes for readers, and how many accesses of a trace are hits.
 //!
-//! In the trace, values are requested by Zipf's law with s = 0.99, 100,000 different ones, a million times; a value that is missing
-//! is inserted. The first tenth fills the cache and does not count. All maps have the same trace and room for the same number of
-//! values.
+//! The trace has a million accesses to 100,000 different values, by Zipf's law with s = 0.99; a value that is missing is inserted. The
+//! first tenth fills the cache and does not count. All maps get the same trace, and have room for the same number of values.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ const READERS: [u32; 3] = [1, 64, 256];
 const VALUES: usize = 100_000;
 const ACCESSES: usize = 1_000_000;
 const SKEW: f64 = 0.99;
-/// The room for values, in hundredths of all values.
+/// For how many hundredths of all values a map has room.
 const ROOM: [usize; 2] = [1, 10];
 
 pub(crate) fn rows(table: &mut Table) {
@@ -64,7 +63,7 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-/// The share of accesses after the first tenth that find their value.
+/// The share of accesses that find their value, the first tenth left out.
 fn replay<M: Map<u32>>(room: usize, keys: &[String], trace: &[usize]) -> f64 {
     let map = M::with_capacity(room);
     let (warm_up, measured) = trace.split_at(trace.len() / 10);
@@ -82,10 +81,11 @@ fn replay<M: Map<u32>>(room: usize, keys: &[String], trace: &[usize]) -> f64 {
     measured.iter().filter(|value| access(value)).count() as f64 / measured.len() as f64
 }
 
-/// The values of a trace.
+/// The numbers of the values in a trace, in the order of the accesses.
 fn trace() -> Vec<usize> {
     let zipf = Zipf::new(VALUES, SKEW);
-    // The same trace in each run. The ranks are dealt to the values, so that neighbours in the trace are no neighbours in the table.
+    // The trace is the same in each run. Ranks are dealt to values at random, so that values with neighbouring ranks are no neighbours in a
+    // map.
     let mut random = fastrand::Rng::with_seed(7);
     let mut values: Vec<_> = (0..VALUES).collect();
     random.shuffle(&mut values);

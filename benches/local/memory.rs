@@ -1,4 +1,4 @@
-//! The resident memory of a process through whose tier a million keys have passed, once as bytes and once decoded.
+//! The resident memory of a process whose tier has received a million keys, once as bytes and once as decoded values.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -20,22 +20,22 @@ use crate::table::{Limit, Row, Table, Unit};
 pub(crate) const ROLE: Role = ("fills", fills);
 
 const KEYS: usize = 1_000_000;
-/// Without a tier: what a process needs besides, which does not grow with the keys.
+/// The control has no tier, and shows what a process needs apart from it. That does not grow with the keys, so fewer are enough.
 const KEYS_OF_THE_CONTROL: usize = 100_000;
 const CALLERS: usize = 256;
 const CAPACITY: u64 = 64 * 1024 * 1024;
 const VALUE: usize = 200;
 const BUFFER: usize = 4 * 1024;
 const MIB: f64 = 1024.0 * 1024.0;
-/// A part of the keys, after which the process says that it is alive.
+/// In how many parts the keys are requested. After each part the process reports that it goes on.
 const PARTS: usize = 20;
 const PART: &str = "part";
 
-/// The form in which values are requested.
+/// The form in which callers receive values.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Form {
     Bytes,
-    /// Bytes that are a part of a larger buffer, as a loader slices them out of what it has read.
+    /// Bytes that are a part of a larger buffer, as if a loader had cut them out of what it has read.
     Slice,
     Decoded,
 }
@@ -44,18 +44,18 @@ enum Form {
 struct Config {
     redis: String,
     form: Form,
-    /// Whether the guard has a tier.
+    /// Whether the guard has a local tier.
     tier: bool,
     keys: usize,
 }
 
-/// Mebibytes.
+/// Sizes in mebibytes.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Resident {
     before: f64,
-    /// The largest of many looks.
+    /// The largest size that was seen during the run.
     most: f64,
-    /// What the guard says about its copies.
+    /// The size of the copies as the guard reports it.
     charged: f64,
     copies: u64,
 }
@@ -93,7 +93,7 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-/// With `one_arena` the allocator of the GNU C library has no more than that.
+/// Fills one process. With `one_arena`, the allocator of the GNU C library has only one arena.
 async fn filled(form: Form, tier: bool, one_arena: bool) -> Resident {
     let server = RedisServer::start();
     let keys = if tier { KEYS } else { KEYS_OF_THE_CONTROL };
@@ -101,7 +101,7 @@ async fn filled(form: Form, tier: bool, one_arena: bool) -> Resident {
     let fleet = Fleet::spawn_by(program, 1, "fills", &Config { redis: server.url(), form, tier, keys });
     fleet.wait_ready().await;
     fleet.member(0).send("go");
-    // Each wait is bounded, and all keys take longer than that on a slow machine.
+    // Each wait of the harness is bounded, and on a slow machine all keys take longer than that.
     for _ in 0..PARTS {
         fleet.member(0).wait_event(PART).await;
     }
@@ -112,13 +112,13 @@ fn fills(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis, form, tier, keys } = child.config();
         let client = redis::Client::open(redis.as_str()).expect("an address");
-        // The server forgets what was stored some seconds ago: only the process may keep a million values.
+        // The server drops values after some seconds, so that only the process has to keep a million of them.
         let policy = patient().fresh_for(Duration::from_secs(20));
         let policy = policy.local_for(if tier { Duration::MAX } else { Duration::ZERO });
         let builder = StampedeGuard::builder(client).policy(policy.build().expect("valid"));
         let guard = builder.local_capacity(CAPACITY).build().expect("valid");
         guard.connect().await.expect("connects");
-        // Connections, tasks and the allocator's arenas have their size after this.
+        // After this, connections, tasks and the arenas of the allocator have their full size.
         ask(&guard, form, 0..4 * CALLERS).await;
         child.ready();
         child.recv_line().await;
@@ -138,7 +138,7 @@ fn fills(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Notes the largest resident memory.
+/// Records the largest resident memory, until it is aborted.
 async fn look(most: Arc<Mutex<f64>>) {
     loop {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -148,7 +148,7 @@ async fn look(most: Arc<Mutex<f64>>) {
     }
 }
 
-/// Asks twice for each key: the second time makes the decoded form, if that is requested.
+/// Requests each key twice. The second request makes the decoded value, if that is the form.
 async fn ask(guard: &StampedeGuard, form: Form, keys: Range<usize>) {
     let next = Arc::new(AtomicUsize::new(keys.start));
     let mut callers = JoinSet::new();
@@ -185,7 +185,7 @@ async fn ask(guard: &StampedeGuard, form: Form, keys: Range<usize>) {
     callers.join_all().await;
 }
 
-/// A value whose encoding is about as long as the bytes of the other form.
+/// A value whose encoding is about as long as the values of the other forms.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     id: usize,

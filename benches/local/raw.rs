@@ -1,6 +1,6 @@
-//! A local hit against a raw GET over redis-rs, of the same values on the same server.
+//! A local hit, compared with a plain GET by redis-rs of the same value on the same server.
 //!
-//! One client thread for both, so that the server has a processor for itself.
+//! Both have one client thread, so that the server has a processor for itself.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ async fn prepare(server: &RedisServer) -> (StampedeGuard, MultiplexedConnection)
     }
     until_copied(&guard, &texts).await;
     let mut connection = server.client().get_multiplexed_async_connection().await.expect("connects");
-    // The encoded values, as the guard has stored them, without what it stores beside them.
+    // The encoded values as the guard has stored them, without the rest of their entries.
     for (id, key) in texts.iter().enumerate() {
         let encoded = serde_json::to_vec(&User::new(id as u64)).expect("plain values");
         redis::cmd("SET").arg(key).arg(encoded).exec_async(&mut connection).await.expect("SET");

@@ -9,9 +9,9 @@ use crate::caches::Map;
 use crate::turns::{Side, concurrent, lets_others_run};
 use crate::values::{User, key, keys};
 
-/// A map with the values of these keys, and room for as many again.
+/// A map that has this many keys with their values, and room for as many again.
 pub(crate) fn mapped<M: Map<User>>(number: u32) -> M {
-    // Room enough for each of the maps' shards, between which keys are not divided evenly.
+    // Each of the map's shards has enough room, although keys are not evenly divided between them.
     let map = M::with_capacity(2 * number as usize + 1_000);
     for key in &*keys(number) {
         map.insert(key.clone(), Arc::new(User::new(7)));
@@ -19,7 +19,7 @@ pub(crate) fn mapped<M: Map<User>>(number: u32) -> M {
     map
 }
 
-/// Readers that get values which are there.
+/// Readers of values that the map has.
 pub(crate) fn concurrent_of<'a, M: Map<User>>(
     runtime: &'a Runtime,
     readers: u32,

@@ -1,4 +1,4 @@
-//! The stored response: eight headers and 1 KiB.
+//! The response that is stored: eight headers and 1 KiB.
 
 use std::sync::LazyLock;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Request, Response, Uri};
 use http_body_util::Full;
 
-/// The body of all responses.
+/// The body of every response.
 const BODY: [u8; 1024] = [b'v'; 1024];
 
 const HEADERS: [(HeaderName, &str); 6] = [
@@ -20,12 +20,12 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
 ];
 
-/// How many headers a hit has: `Cache-Status` and `Age` are the guard's.
+/// How many headers a hit has: the eight stored ones, and the guard's `Cache-Status` and `Age`.
 pub(crate) const HEADERS_OF_A_HIT: usize = 10;
 
-/// The eight headers.
+/// The eight headers of the response.
 pub(crate) fn headers() -> HeaderMap {
-    // The current time: a response that claims to be old is not stored.
+    // This is the current time, because a response that claims to be old is not stored.
     static DATE: LazyLock<HeaderValue> = LazyLock::new(|| {
         HeaderValue::try_from(httpdate::fmt_http_date(SystemTime::now())).expect("a date is printable")
     });
@@ -38,7 +38,7 @@ pub(crate) fn headers() -> HeaderMap {
     headers
 }
 
-/// The same with values that are not static, as those of a response that came from elsewhere: their clones count references.
+/// The same headers with values that are not static, as if the response came from elsewhere: cloning such a value counts a reference.
 pub(crate) fn owned(headers: &HeaderMap) -> HeaderMap {
     let owned = |value: &HeaderValue| HeaderValue::from_bytes(value.as_bytes()).expect("it is one");
     headers.iter().map(|(name, value)| (name.clone(), owned(value))).collect()
@@ -54,7 +54,7 @@ pub(crate) fn response(headers: HeaderMap, body: Bytes) -> Response<Full<Bytes>>
     response
 }
 
-/// A request for a URI that was parsed before, as a server has it when it calls its services.
+/// A request for a URI that was parsed before, as a server has already done when it calls its services.
 pub(crate) fn request(uri: &Uri) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::default());
     *request.uri_mut() = uri.clone();

@@ -1,6 +1,6 @@
-//! Hits in a real server: `wrk` requests a response that the local tier has, and a constant body, from an axum server over real
-//! sockets. The server is a process with two worker threads and takes half of the processors that are there; `wrk` takes the rest. The
-//! two paths take turns; a row is the median of the pairs.
+//! Hits in a real server: over real sockets, `wrk` requests from an axum server a response that its local tier has, and a constant body.
+//! The server is a process with two worker threads, on half of the available processors; `wrk` uses the other half. Both paths are measured
+//! in turn, and a row is the median of these pairs.
 
 use std::process::Command;
 use std::time::Duration;
@@ -58,10 +58,10 @@ pub(crate) fn rows(table: &mut Table) {
     println!("({:.2}% of the hits from memory)", local as f64 / hits as f64 * 100.0);
 }
 
-/// The ratios of requests per second, and thousands of requests per second of the two.
+/// Measures in pairs. Returns the ratios of requests per second, and for each of both paths thousands of requests per second.
 fn pairs(address: &str, threads: u32) -> (Spread, [Spread; 2]) {
     let (mut ratios, mut rates) = (Vec::new(), [Vec::new(), Vec::new()]);
-    // One pair to warm up.
+    // The first pair only warms up.
     for pair in 0..=PAIRS {
         let mut pair_rates = [0.0; 2];
         for turn in 0..2 {
@@ -77,7 +77,7 @@ fn pairs(address: &str, threads: u32) -> (Spread, [Spread; 2]) {
     (Spread::of(&ratios), rates.map(|rates| Spread::of(&rates)))
 }
 
-/// The server. Roles run on two worker threads.
+/// The process of the server. Its runtime, like that of each role, has two worker threads.
 fn serves(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -103,7 +103,7 @@ fn serves(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Requests per second.
+/// Runs `wrk`, and returns the requests per second that it reports.
 fn wrk(threads: u32, url: &str) -> f64 {
     let run = Command::new("wrk").args([&format!("-t{threads}"), "-c64", "-d2s", url]).output();
     let run = run.unwrap_or_else(|error| panic!("wrk: {error}; install it: apt-get install -y wrk"));

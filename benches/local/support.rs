@@ -1,4 +1,4 @@
-//! Real servers, processes and networks: the files of the tests' own support that these rows need.
+//! Real servers, processes and networks: those files of the tests' support that the rows of this bench need.
 #![allow(dead_code, reason = "each file is more than the rows use")]
 
 #[path = "../../tests/support/monitor.rs"]

@@ -1,4 +1,4 @@
-//! The time of one call, measured for several sides in turn.
+//! The time of one call, measured for several sides that take turns.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use crate::table::Spread;
 const ROUNDS: usize = 9;
 /// How long a side runs in one round: many scheduler switches long, so that a single switch does not decide the result.
 const STRETCH: Duration = Duration::from_millis(100);
-/// After how many calls a reader lets the other readers of its thread run.
+/// After this many calls a reader lets the other readers of its thread run.
 const AT_ONCE: u32 = 64;
 
-/// Runs a number of calls and returns their duration.
+/// One of the compared programs: makes this many calls, and returns how long they took together.
 pub(crate) type Side<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
 
-/// One caller on one thread.
+/// A side with one caller on one thread.
 pub(crate) fn lone<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut(u32) -> T + 'a) -> Side<'a> {
     Box::new(move |times| {
         runtime.block_on(async {
@@ -30,7 +30,8 @@ pub(crate) fn lone<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut(u32) -
     })
 }
 
-/// Many readers at once. `reader` makes a number of calls as the reader with this number, and [`lets_others_run`] after each.
+/// A side with many readers at once. `reader` makes a number of calls as the reader with a given number, and calls [`lets_others_run`]
+/// after each.
 pub(crate) fn concurrent<'a, R, Fut>(runtime: &'a Runtime, readers: u32, reader: R) -> Side<'a>
 where
     R: Fn(u32, u32) -> Fut + 'a,
@@ -49,7 +50,7 @@ where
     })
 }
 
-/// Calls that find their value in memory never wait, so readers would run one after the other without this.
+/// A call that finds its value in memory never waits, so without this the readers of a thread would run one after the other.
 pub(crate) async fn lets_others_run(call: u32) {
     if call % AT_ONCE == AT_ONCE - 1 {
         yield_now().await;
@@ -65,11 +66,11 @@ pub(crate) fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// The nanoseconds of a call of each side, by round.
+/// For each side, how many nanoseconds a call took in each round.
 #[derive(Debug)]
 pub(crate) struct Times(Vec<Vec<f64>>);
 
-/// Runs all sides in turn, in changing order.
+/// Runs all sides once per round, each round in another order.
 pub(crate) fn in_turn(sides: Vec<Side<'_>>) -> Times {
     let mut sides: Vec<_> = sides.into_iter().map(|mut side| (fill(&mut side), side)).collect();
     let mut nanos = vec![Vec::new(); sides.len()];
@@ -84,19 +85,19 @@ pub(crate) fn in_turn(sides: Vec<Side<'_>>) -> Times {
 }
 
 impl Times {
-    /// The nanoseconds of a call of this side.
+    /// How many nanoseconds a call of this side took.
     pub(crate) fn of(&self, side: usize) -> Spread {
         Spread::of(&self.0[side])
     }
 
-    /// The throughput of a side over that of a control, by round.
+    /// The throughput of a side divided by that of a control, in each round.
     pub(crate) fn throughput(&self, side: usize, control: usize) -> Spread {
         let pairs = self.0[side].iter().zip(&self.0[control]);
         Spread::of(&pairs.map(|(side, control)| control / side).collect::<Vec<_>>())
     }
 }
 
-/// The number of calls that fill a stretch. Also warms up caches.
+/// How many calls of this side fill a stretch. The measurement also warms caches up.
 fn fill(side: &mut Side<'_>) -> u32 {
     let mut times = 1024;
     while times < u32::MAX / 2 {

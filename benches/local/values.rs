@@ -1,4 +1,4 @@
-//! The keys and values of hits.
+//! The keys and values of the rows about hits.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use stampede_guard::{Policy, PolicyBuilder, StampedeGuard};
 
-/// A value of some hundred bytes with a few allocations, as a program's record is.
+/// A value of some hundred bytes with a few allocations, like a record of a program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct User {
     pub(crate) id: u64,
@@ -23,22 +23,22 @@ impl User {
     }
 }
 
-/// The keys of one row, made once: a control looks them up as they are, the guard makes its own keys of them at each call.
+/// The keys of one row. They are made once: a control looks them up as they are, the guard makes its own keys of them at each call.
 pub(crate) fn keys(number: u32) -> Arc<[String]> {
     (0..number).map(|n| format!("user-{n:06}")).collect()
 }
 
-/// The key of a reader's call. Readers walk through the keys from different positions.
+/// The key that a reader requests in this call. The readers walk through the keys from different positions.
 pub(crate) fn key(keys: &[String], reader: u32, call: u32) -> &str {
     &keys[(reader as usize * 31 + call as usize) % keys.len()]
 }
 
-/// A policy under which each value stays in memory as long as it is fresh, and no value expires while it is measured.
+/// A policy under which each value stays in memory as long as it is fresh. No value expires while it is measured.
 pub(crate) fn lasting() -> PolicyBuilder {
     Policy::builder().fresh_for(Duration::from_secs(3_600)).local_for(Duration::MAX)
 }
 
-/// Asks for all keys until each is served from memory.
+/// Requests all keys until each of them is served from memory.
 pub(crate) async fn until_copied(guard: &StampedeGuard, keys: &[String]) {
     for _ in 0..100 {
         let before = guard.stats().local_hits;

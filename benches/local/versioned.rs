@@ -1,4 +1,4 @@
-//! A process whose callers read versions all the time, and which invalidates keys when the bench says so.
+//! A process whose callers read versions all the time, and which invalidates a key when the bench says so.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,24 +16,24 @@ use crate::support::processes::{Child, Report, Role};
 
 pub(crate) const ROLE: Role = ("versioned", versioned);
 
-/// Reported with the key when its invalidation was acknowledged; the data is the moment after that.
+/// The event that reports an acknowledged invalidation, with the key. Its data is a moment after the acknowledgement.
 pub(crate) const INVALIDATED: &str = "invalidated";
 
 const CALLERS: usize = 25;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Config {
-    /// Where each process's guard finds the server.
+    /// The address under which each process's guard reaches the server.
     pub(crate) redis: Vec<String>,
-    /// Where loaders do.
+    /// The address under which loaders reach the server, which is the origin, too.
     pub(crate) origin: String,
     pub(crate) keys: usize,
 }
 
-/// What the callers of a process received.
+/// What the callers of one process received.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Seen {
-    /// The latest beginning of a call that received this version of this key: key, version, moment.
+    /// For each key and version, when the latest call began that received this version: key, version, moment.
     pub(crate) latest: Vec<(usize, u64, u64)>,
     pub(crate) reads: u64,
     pub(crate) local_hits: u64,
@@ -47,7 +47,7 @@ struct Notes {
     failed: u64,
 }
 
-/// Where the origin has the version of a key.
+/// The key under which the origin stores the version of `key`.
 pub(crate) fn origin_key(key: usize) -> String {
     format!("origin:{key}")
 }
@@ -79,7 +79,7 @@ fn versioned(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Invalidates the key until that is acknowledged.
+/// Invalidates the key again and again until that is acknowledged.
 async fn invalidate(guard: StampedeGuard, key: usize, report: Report) {
     while guard.invalidate(("version", key)).await.is_err() {
         sleep(Duration::from_millis(10)).await;
@@ -88,7 +88,7 @@ async fn invalidate(guard: StampedeGuard, key: usize, report: Report) {
     report.event_with(&format!("{INVALIDATED} {key}"), &at);
 }
 
-/// One caller.
+/// A caller, which reads one key after the other until it is stopped.
 async fn call(guard: StampedeGuard, origin: MultiplexedConnection, keys: usize, notes: Arc<Mutex<Notes>>) {
     loop {
         let key = fastrand::usize(..keys);

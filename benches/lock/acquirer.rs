@@ -18,11 +18,11 @@ pub(crate) enum Kind {
     SetNx,
     Lua,
     Ours,
-    /// The crate's mutex, released and acquired by one command.
+    /// The crate's mutex, which is released and acquired again by one command.
     Bumped,
 }
 
-/// A client of one of these locks.
+/// A client of one of the kinds of locks.
 pub(crate) enum Client {
     SetNx(SetNx),
     Lua(Lua),
@@ -30,7 +30,7 @@ pub(crate) enum Client {
     Bumped(Bumped),
 }
 
-/// When to begin and to end, and how long to hold the lock each time.
+/// When a client begins and ends, and for how long it holds the lock each time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
     pub(crate) from: Instant,
@@ -38,18 +38,18 @@ pub(crate) struct Turn {
     pub(crate) hold: Duration,
 }
 
-/// The results of one client.
+/// What one client has done.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) tries: u64,
     pub(crate) acquires: u64,
-    /// Microseconds from asking for the lock to having it, also for an acquire after the end.
+    /// For each acquire, how many microseconds it took. An acquire that succeeded after the end is included.
     pub(crate) waits: Vec<u32>,
-    /// CPU time of its thread.
+    /// The CPU time that the client's thread has used, in nanoseconds.
     pub(crate) cpu_ns: u64,
 }
 
-/// Whether a client of this process is in the critical section, to detect a second one.
+/// Whether a client of this process is in the critical section. Detects that two clients are in it at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inside(Arc<AtomicBool>);
 
@@ -96,7 +96,7 @@ impl Client {
             let tries = self.acquire().await;
             let acquired = Instant::now();
             assert!(!inside.0.swap(true, Ordering::AcqRel), "another client holds it");
-            // An acquire after the end does not count, but its wait does: this is how starved clients show.
+            // An acquire that succeeds after the end does not count, but its wait does: it shows that a client starved.
             if acquired <= until {
                 tally.tries += u64::from(tries);
                 tally.acquires += 1;

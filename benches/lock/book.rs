@@ -13,17 +13,17 @@ use crate::way::Lock;
 
 const TTL_SECONDS: u64 = 10;
 
-/// The thread of a client, which decides how it pauses for 1 ms.
+/// The kind of thread on which a client runs. It decides how the client pauses for 1 ms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Thread {
-    /// Shared with other clients. Tokio's timer ends at its first whole millisecond after the requested time, which is
-    /// half a millisecond later on average.
+    /// The thread is shared with other clients. Tokio's timer ends at the first whole millisecond after the requested time, which is half a
+    /// millisecond later on average, so half a millisecond is requested.
     Shared,
-    /// The only client of its process, so the thread may sleep, as in the book.
+    /// The client is the only one of its process, so its thread may sleep, as in the book.
     Own,
 }
 
-/// SETNX and EXPIRE; if a holder dies between the two, a waiter repairs the lock. Released under WATCH.
+/// Acquires by SETNX and then EXPIRE. If a holder dies between both, a waiter sets the expiry. Releases under WATCH.
 pub(crate) struct SetNx {
     connection: MultiplexedConnection,
     key: String,
@@ -31,7 +31,7 @@ pub(crate) struct SetNx {
     thread: Thread,
 }
 
-/// One script to try, another to release.
+/// Acquires by one script, and releases by another.
 pub(crate) struct Lua {
     connection: MultiplexedConnection,
     key: String,
@@ -71,7 +71,7 @@ impl Lock for SetNx {
         ttl.arg(&self.key);
         let mut tries = 1;
         while !setnx.query_async::<bool>(&mut self.connection).await.expect("SETNX") {
-            // -1 and -2 mean no time to live. The book's first edition compares with 0, and never repairs.
+            // -1 and -2 mean that there is no time to live. The book's first edition compares with 0, so it never sets a missing expiry.
             if ttl.query_async::<i64>(&mut self.connection).await.expect("TTL") < 0 {
                 self.expire().await;
             }
@@ -82,8 +82,8 @@ impl Lock for SetNx {
         tries
     }
 
-    /// Three round trips: WATCH, GET, and MULTI, DEL, EXEC in one. A waiter that repairs a lock touches the key,
-    /// and EXEC is then refused: without a retry the lock would stay until it expires.
+    /// Takes three round trips: WATCH, GET, and one for MULTI, DEL and EXEC. A waiter that sets a missing expiry changes the key, so EXEC
+    /// is refused. Without the retry the lock would stay until it expires.
     async fn release(&mut self) -> bool {
         let (mut watch, mut get) = (redis::cmd("WATCH"), redis::cmd("GET"));
         watch.arg(&self.key);
@@ -153,7 +153,7 @@ impl Lock for Lua {
     }
 }
 
-/// The default connection of redis-rs with TCP_NODELAY, which the crate sets too.
+/// A default connection of redis-rs with TCP_NODELAY, which the crate sets on its own connections, too.
 async fn connect(redis: &str) -> MultiplexedConnection {
     let info = redis::Client::open(redis).expect("an address").get_connection_info().clone();
     let tcp = info.tcp_settings().clone().set_nodelay(true);

@@ -13,10 +13,10 @@ use crate::support::redis_server::RedisServer;
 
 pub(crate) const ROLES: &[Role] = &[("client", process)];
 
-/// The largest number of clients in a row of the table.
+/// The most clients in a row of the table.
 pub(crate) const MOST: usize = 10;
 
-/// Each kind has its own lock name: the kinds use different keys and would not exclude each other.
+/// The name of the lock for one kind of clients. Different kinds use different keys, so they would not exclude each other.
 fn name(kind: Kind) -> String {
     format!("{kind:?}").to_lowercase()
 }
@@ -28,25 +28,25 @@ pub(crate) struct Clients {
 }
 
 enum RunsIn {
-    /// Tasks on the thread of the bench.
+    /// All clients are tasks on the bench's own thread.
     Tasks([Vec<Client>; Kind::ALL.len()]),
-    /// Processes with one thread and a client of each kind.
+    /// Each process has one thread, and a client of each kind.
     Processes(Fleet),
 }
 
-/// The results of some clients in one stretch of time.
+/// What some clients have done together in one stretch of time.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) time: Duration,
     pub(crate) tries: u64,
     pub(crate) acquires: u64,
-    /// Fewest and most acquires of a client.
+    /// The fewest and the most acquires of any one client.
     pub(crate) shares: (u64, u64),
-    /// In milliseconds, over the waits of all clients together.
+    /// The 99th percentile of the waits of all clients together, in milliseconds.
     pub(crate) p99_wait: f64,
     pub(crate) longest_wait: f64,
-    /// CPU time per acquire in microseconds, of the server's thread and of all clients' threads together; zero where
-    /// the system does not report it. A busy neighbour does not change it.
+    /// CPU time per acquire in microseconds, of the server's thread and of all clients' threads together. Zero where the system does not
+    /// report it. Other programs that run at the same time do not change it.
     pub(crate) server_cpu: f64,
     pub(crate) client_cpu: f64,
 }
@@ -115,7 +115,7 @@ async fn tasks(clients: &mut Vec<Client>, number: usize, time: Duration, hold: D
         clients.push(client);
         tallies.push(tally);
     }
-    // All tasks share one thread.
+    // All clients are tasks of one thread, whose CPU time is noted for the first of them.
     tallies[0].cpu_ns = cpu("thread-self") - before;
     tallies
 }
@@ -124,13 +124,13 @@ async fn tasks(clients: &mut Vec<Client>, number: usize, time: Duration, hold: D
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     kind: Kind,
-    /// By `wall_ns`, the clock that all processes share.
+    /// The start, by `wall_ns`, because all processes share that clock.
     from_ns: u64,
     time: Duration,
     hold: Duration,
 }
 
-/// A process with a client of each kind.
+/// A process that has a client of each kind.
 fn process(mut child: Child) -> BoxFuture<'static, ()> {
     let serve = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -152,7 +152,7 @@ fn process(mut child: Child) -> BoxFuture<'static, ()> {
             }
         })
     };
-    // One thread, as for the tasks: with a second one some clients would need fewer thread switches, others more.
+    // One thread, as the tasks have. A second thread would save some clients thread switches, and cost others more.
     Box::pin(async { tokio::task::spawn_blocking(serve).await.expect("the client's thread") })
 }
 
@@ -177,7 +177,7 @@ impl Cell {
         }
     }
 
-    /// Per second.
+    /// Acquires per second.
     pub(crate) fn rate(&self) -> f64 {
         self.acquires as f64 / self.time.as_secs_f64()
     }
@@ -186,7 +186,7 @@ impl Cell {
         self.tries as f64 / self.acquires as f64
     }
 
-    /// 1 if all clients had the lock equally often.
+    /// How evenly the clients got the lock: 1 if all of them had it the same number of times.
     pub(crate) fn fairness(&self) -> f64 {
         self.shares.0 as f64 / self.shares.1 as f64
     }

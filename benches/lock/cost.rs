@@ -1,4 +1,4 @@
-//! Counts instead of times: commands without contention, connections of many waiters.
+//! Numbers that do not depend on time: commands without contention, and connections of many waiters.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::way::Lock as _;
 const MONITORED: usize = 10;
 const WAITERS: usize = 500;
 
-/// All commands of one client. Each is sent after the reply to the one before, so commands are round trips. Only the SETNX
+/// The commands of one client. Each is sent after the reply to the one before, so their number is that of the round trips. Only the SETNX
 /// control sends three commands in one write.
 pub(crate) fn trips(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -55,7 +55,7 @@ pub(crate) fn trips(table: &mut Table) {
     }
 }
 
-/// The commands of each bump of one client.
+/// The commands of each bump of one client, in order.
 async fn bumps(server: &RedisServer) -> Vec<Commands> {
     let mut client = Client::connect(Kind::Bumped, &server.url(), "bumped", Thread::Shared).await;
     client.acquire().await;
@@ -69,7 +69,7 @@ async fn bumps(server: &RedisServer) -> Vec<Commands> {
     monitored
 }
 
-/// The commands of acquiring and releasing, without periodic ones.
+/// For each of several rounds, the commands of acquiring and those of releasing, without periodic ones.
 async fn count(server: &RedisServer, kind: Kind) -> Vec<[Commands; 2]> {
     let mut client = Client::connect(kind, &server.url(), "free", Thread::Shared).await;
     let mut monitored = Vec::new();
@@ -84,7 +84,7 @@ async fn count(server: &RedisServer, kind: Kind) -> Vec<[Commands; 2]> {
     monitored
 }
 
-/// Many tasks of one process wait for one holder.
+/// Lets many tasks of one process wait for one holder, and counts connections and commands.
 pub(crate) fn waiters(table: &mut Table) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

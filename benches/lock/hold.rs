@@ -1,4 +1,4 @@
-//! Ten clients that hold the lock for 5 ms each: how evenly they are served, and how long they wait.
+//! Ten clients each hold the lock for 5 ms at a time: how evenly they get it, and how long they wait.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
-//! The crate's mutex, with its defaults, as two kinds of clients: one that unlocks and locks, one that bumps.
+//! The crate's mutex with its default settings, as two kinds of clients: one unlocks and locks, the other one bumps.
 
 use stampede_guard::lock::{Locks, Mutex, MutexGuard};
 
 use crate::way::Lock;
 
-/// Has two connections, which no other client shares: for commands and for messages.
+/// A client of `Mutex`, with two connections of its own: one for commands and one for messages.
 pub(crate) struct Ours {
     mutex: Mutex,
     guard: Option<MutexGuard>,
@@ -31,7 +31,7 @@ impl Lock for Ours {
     }
 }
 
-/// A client that releases and acquires by one command.
+/// A client of `Mutex` that releases and acquires by one command, `bump`.
 pub(crate) struct Bumped(Ours);
 
 impl Bumped {
@@ -47,7 +47,7 @@ impl Lock for Bumped {
         guard.attempts()
     }
 
-    /// Sends nothing: the next acquire releases, and checks whether the lock was held.
+    /// Sends nothing: the next acquire releases the lock, and reports whether it was held.
     async fn release(&mut self) -> bool {
         true
     }

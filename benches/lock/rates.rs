@@ -1,4 +1,4 @@
-//! The book's table 11.2 and the ratios that follow from it: an empty critical section, 1, 2, 5 and 10 clients.
+//! The book's table 11.2, and the ratios that follow from it, for an empty critical section and 1, 2, 5 and 10 clients.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::table::{Limit, Row, Spread, Table, Unit};
 
 const ROUNDS: usize = 7;
 const NUMBERS: [usize; 4] = [1, 2, 5, 10];
-/// Ratios of acquires over the SETNX control's: that of the book's Lua lock, and the aim.
+/// For each number of clients, acquires divided by those of the SETNX control: the ratio of the book's Lua lock, and our aim.
 const OVER_SETNX: [(f64, f64); 4] = [(1.42, 2.0), (1.87, 2.5), (2.07, 3.0), (2.37, 3.5)];
 
-/// Cells of all rounds, by kind and number of clients.
+/// For each kind and each number of clients, the cells of all rounds.
 type Cells = [[Vec<Cell>; NUMBERS.len()]; Kind::ALL.len()];
 
 pub(crate) fn one_process(table: &mut Table) {
@@ -40,7 +40,7 @@ async fn measure(mut clients: Clients) -> Cells {
     }
     for round in 0..ROUNDS {
         for (column, number) in NUMBERS.into_iter().enumerate() {
-            // For ten clients the p99 of the waits is compared, so there must be many.
+            // With ten clients, the 99th percentiles of the waits are compared, so there must be many waits.
             let time = Duration::from_millis(if number == 10 { 800 } else { 300 });
             let mut turns = Kind::ALL;
             turns.rotate_left(round % Kind::ALL.len());
@@ -95,13 +95,13 @@ fn rows(table: &mut Table, heading: &str, cells: &Cells) {
     }
 }
 
-/// The ratios of cells of the same round.
+/// For each round, the ratio of both cells of that round.
 fn ratios(ours: &[Cell], control: &[Cell], of: impl Fn(&Cell) -> f64) -> Vec<f64> {
     ours.iter().zip(control).map(|(ours, control)| of(ours) / of(control)).collect()
 }
 
-/// Tries and acquires are those of all rounds together, shares those of one round, the longest wait is the maximum of all
-/// rounds; the other columns are medians of the rounds.
+/// Tries and acquires are sums over all rounds, shares are those of one round, and the longest wait is that of all rounds. All other
+/// columns are medians of the rounds.
 fn print_book(heading: &str, cells: &Cells) {
     println!(
         "\n{heading}, {ROUNDS} rounds\n\

@@ -1,4 +1,4 @@
-//! The cost of making keys: each call makes one.
+//! What it costs to make a key. Each call makes one.
 
 use std::hint::black_box;
 

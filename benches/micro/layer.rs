@@ -1,4 +1,4 @@
-//! Hits of the layer on the in-memory store: responses with four headers.
+//! Hits of the layer on the in-memory store, for responses with four headers.
 
 use axum::http::{Request, Response, header};
 use bytes::Bytes;
@@ -30,7 +30,7 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-/// One request, and the whole body of its response.
+/// Sends one request, and reads the whole body of its response.
 async fn answer<S, B>(mut service: S) -> Bytes
 where
     S: Service<Request<Empty<Bytes>>, Response = Response<B>>,

@@ -1,4 +1,4 @@
-//! Hits of `get_or_load` on the in-memory store. A row takes a second, and values live for a minute by default.
+//! Hits of `get_or_load` on the in-memory store. A row takes a second, so no value expires: by default they live for a minute.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -18,7 +18,7 @@ struct User {
     mail: String,
 }
 
-/// The cache of a program without the guard.
+/// A cache that a program without the guard might have.
 #[derive(Debug, Default)]
 struct Map(Mutex<HashMap<String, Bytes>>);
 

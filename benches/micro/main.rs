@@ -1,12 +1,12 @@
-//! Measures what the guard's own work costs without a network: keys, and hits on the in-memory store.
+//! Measures what the guard's own work costs, without a network: making keys, and hits on the in-memory store.
 //!
 //! ```text
 //! cargo bench --bench micro                    everything, ten seconds; needs no server
 //! cargo bench --bench micro -- keys layer      some groups: keys loader layer
 //! ```
 //!
-//! One call at a time on a current-thread runtime, so these are the costs of a lone caller, but for the row of 64 tasks; `fleet -- hit`
-//! measures them against a real server.
+//! The calls are made one at a time on a current-thread runtime, so these are the costs of a lone caller, except in the row of 64 tasks.
+//! `fleet -- hit` measures hits against a real server.
 
 #[path = "../fleet/groups.rs"]
 mod groups;

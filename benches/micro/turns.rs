@@ -1,4 +1,4 @@
-//! The time of one call, measured for the guard and a control in turn.
+//! The time of one call, measured for the guard and a control, which take turns.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use tokio::task::JoinSet;
 use crate::table::{Limit, Row, Spread, Unit};
 
 const ROUNDS: usize = 7;
-/// The tasks that call at once.
+/// How many tasks call at once.
 const CALLERS: u32 = 64;
 /// How long a side runs in one round: many scheduler switches long, so that a single switch does not decide the result.
 const STRETCH: Duration = Duration::from_millis(50);
 
-/// The values of hits, in bytes.
+/// The sizes of the values that hits return, in bytes.
 pub(crate) const SIZES: [usize; 3] = [64, 1024, 64 * 1024];
 
-/// Runs a number of calls and returns their duration.
+/// The guard or a control: makes this many calls, and returns how long they took together.
 pub(crate) type Side<'a> = Box<dyn FnMut(u32) -> Duration + 'a>;
 
-/// A side with synchronous calls.
+/// A side whose calls are synchronous.
 pub(crate) fn calls<'a, T>(mut call: impl FnMut() -> T + 'a) -> Side<'a> {
     Box::new(move |times| {
         let started = Instant::now();
@@ -31,7 +31,7 @@ pub(crate) fn calls<'a, T>(mut call: impl FnMut() -> T + 'a) -> Side<'a> {
     })
 }
 
-/// A side with asynchronous calls, awaited one at a time.
+/// A side whose calls are asynchronous, and awaited one at a time.
 pub(crate) fn awaited<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut() -> T + 'a) -> Side<'a> {
     Box::new(move |times| {
         runtime.block_on(async {
@@ -44,7 +44,7 @@ pub(crate) fn awaited<'a, T>(runtime: &'a Runtime, mut call: impl AsyncFnMut() -
     })
 }
 
-/// A side with asynchronous calls of 64 tasks at once, on a runtime with threads.
+/// A side whose asynchronous calls are made by 64 tasks at once, on a runtime with threads.
 pub(crate) fn concurrent<'a, F, Fut>(runtime: &'a Runtime, call: F) -> Side<'a>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
@@ -78,7 +78,7 @@ pub(crate) fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// Runs both in turn, and makes a row of the guard's time over the control's.
+/// Runs both sides in turn, and makes a row of the guard's time divided by the control's.
 pub(crate) fn compare(what: String, guard: Side<'_>, control: Side<'_>) -> Row {
     let mut sides = [guard, control].map(|mut side| (fill(&mut side), side));
     let mut nanos: [Vec<f64>; 2] = Default::default();
@@ -101,7 +101,7 @@ pub(crate) fn compare(what: String, guard: Side<'_>, control: Side<'_>) -> Row {
     }
 }
 
-/// The number of calls that fill a stretch. Also warms up caches.
+/// How many calls of this side fill a stretch. The measurement also warms caches up.
 fn fill(side: &mut Side<'_>) -> u32 {
     let mut times = 1;
     while times < u32::MAX / 2 {

@@ -23,14 +23,14 @@ const CALLERS: usize = 25;
 pub(crate) const KEY: &str = "hot";
 pub(crate) const TAG: &str = "catalog";
 
-/// The setting that keeps the callers from waiting.
+/// The setting of the policy by which callers need not wait.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Mode {
     Revalidate,
     Early,
-    /// `stale_if_error`, and the origin fails after its first answer.
+    /// `stale_if_error`. The origin fails after its first answer.
     Down,
-    /// None: callers wait. The values have a tag, and are versions.
+    /// No such setting, so callers wait. The values are versions, and have a tag.
     Tagged,
 }
 
@@ -48,13 +48,13 @@ pub(crate) struct Call {
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) served: bool,
-    /// The value, where it is a version.
+    /// The value that the call returned, in the mode whose values are versions.
     pub(crate) version: Option<u32>,
 }
 
 /// The loads and calls of all processes.
 pub(crate) struct Ran {
-    /// Begin and end of each load, in order.
+    /// When each load began and ended, in order of their beginnings.
     pub(crate) loads: Vec<(u64, u64)>,
     pub(crate) calls: Vec<Call>,
 }
@@ -63,7 +63,7 @@ pub(crate) async fn run(mode: Mode, time: Duration) -> Ran {
     run_with(mode, time, async |_, _| ()).await
 }
 
-/// The same, while `meanwhile` acts on the server and the origin.
+/// Like [`run`], while `meanwhile` acts on the server and the origin.
 pub(crate) async fn run_with(
     mode: Mode,
     time: Duration,
@@ -88,7 +88,7 @@ pub(crate) async fn run_with(
     Ran { loads, calls: calls.into_iter().flatten().collect() }
 }
 
-/// An answer with this version, for the loads from now on.
+/// The answer of the origin with this version, for all loads from now on.
 pub(crate) fn version(number: u32) -> Answer {
     Answer::value(number.to_string()).after(Duration::from_millis(5))
 }

@@ -1,4 +1,4 @@
-//! Measures a hot key that keeps expiring: loads per period in the whole fleet, and their effect on callers.
+//! Measures a hot key that expires again and again: how many loads the whole fleet makes per period, and what callers notice of them.
 //!
 //! ```text
 //! cargo bench --bench refresh             a minute; needs redis-server
@@ -30,7 +30,7 @@ use groups::Group;
 use table::{Limit, Row, Spread, Table, Unit};
 
 const PERIODS: u32 = 20;
-/// Tolerance: keys expire by the server's clock, with a resolution of a millisecond, and loads are timed by this machine's.
+/// Tolerance for two clocks: keys expire by the server's clock, in whole milliseconds, and loads are timed by that of this machine.
 const CLOCKS: u64 = 3_000_000;
 
 fn main() {
@@ -62,8 +62,8 @@ fn on_runtime(rows: impl Future<Output = ()>) {
     tokio::runtime::Runtime::new().expect("a runtime").block_on(rows);
 }
 
-/// The largest number of successive loads, each of which began before the load before it had ended and its value had been
-/// fresh for `rest`; 1 if there are none.
+/// The longest series of loads in which each load began less than `rest` after the end of the load before it, so its value was still fresh;
+/// 1 if there is no such series.
 fn loads_per_period(ran: &Ran, rest: Duration) -> f64 {
     let rest = rest.as_nanos() as u64;
     let (mut most, mut row) = (1, 1);
@@ -89,7 +89,7 @@ async fn revalidating(table: &mut Table) {
         measured: loads_per_period(&ran, FRESH_FOR),
         detail: periods(&ran),
     });
-    // Callers wait for the first load, which fills the cold key.
+    // The first load fills the cold key, and its callers have to wait.
     let begun = ran.loads[0].1;
     let during = |call: &Call| ran.loads[1..].iter().any(|load| call.begun < load.1 && load.0 < call.ended);
     let (refreshing, plain): (Vec<_>, Vec<_>) =

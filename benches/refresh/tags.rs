@@ -1,4 +1,4 @@
-//! Invalidation of many values at once: its cost, and that no caller receives an older value after it.
+//! Invalidation of many values at once: what it costs, and that no caller receives an older value afterwards.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(crate) async fn many(table: &mut Table) {
 }
 
 pub(crate) async fn racing(table: &mut Table) {
-    // Moment and version of each acknowledgement.
+    // For each acknowledgement, its moment and the version that was then current.
     let mut acknowledged = Vec::new();
     let ran = run_with(Mode::Tagged, Duration::from_secs(8), async |server, origin| {
         let guard = connected(server).await;

@@ -1,4 +1,4 @@
-//! ACQUIRE over an entry of 1 MiB: the one that the caller has read, or a new one.
+//! ACQUIRE while an entry of 1 MiB is stored: the entry that the caller has already read, or a new one.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use crate::stage::{Stage, Step};
 use crate::table::Table;
 
-/// The encoded value fits into the default `max_body` of 1 MiB.
+/// The length of the value. With its encoding it fits into the default `max_body` of 1 MiB.
 const SIZE: usize = (1 << 20) - 64;
 const LONGEST: f64 = 0.2;
 const FRESH_FOR: Duration = Duration::from_millis(100);
@@ -27,7 +27,7 @@ pub(crate) fn acquire(table: &mut Table) {
     });
 }
 
-/// The scripts that run between a look-up that finds a stale value and the load.
+/// The scripts that run after a look-up has found a stale value and before the load.
 fn seen(stage: &Stage, guard: &StampedeGuard, key: String) -> Step {
     let policy = Policy::builder().fresh_for(FRESH_FOR).stale_if_error(Duration::from_secs(60));
     let policy = policy.command_timeout(Duration::from_secs(10)).coordination_budget(Duration::from_secs(20));
@@ -57,7 +57,7 @@ fn seen(stage: &Stage, guard: &StampedeGuard, key: String) -> Step {
     })
 }
 
-/// The scripts that a waiter runs once it is notified that a value was stored.
+/// The scripts that a waiter runs after it was notified that a value was stored.
 fn new(stage: &Stage, guard: &StampedeGuard, key: String) -> Step {
     let of = |kind: &str| format!("sg1:{kind}:{{default:{key}}}");
     let (entry, lease, queue) = (of("e"), of("l"), of("q"));

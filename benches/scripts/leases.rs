@@ -1,17 +1,17 @@
-//! The end of a lease that many wait for: HAND OVER past dead processes, COMMIT to processes that do not exist.
+//! The end of a lease with many waiters: HAND OVER past dead processes, and COMMIT with messages to processes that do not exist.
 
 use stampede_guard::{LoadError, StampedeGuard};
 
 use crate::stage::{SIZES, Stage, Step};
 use crate::table::Table;
 
-/// The bound of one call, in milliseconds.
+/// The longest time of one script call that is allowed, in milliseconds.
 const LONGEST: f64 = 5.0;
 
 pub(crate) fn hand_over(table: &mut Table) {
     let stage = Stage::start();
     let guard = stage.guard();
-    // The loads panic on purpose: do not print it.
+    // The loads panic on purpose, so the panics are not printed.
     std::panic::set_hook(Box::new(|_| {}));
     for (what, entries, nodes) in SIZES
         .map(|size| (format!("HAND OVER past {size} dead processes"), size, size))
@@ -34,8 +34,8 @@ pub(crate) fn commit(table: &mut Table) {
     }
 }
 
-/// Ends a load with `entries` in its queue, of `nodes` nodes, by a value or (`vanishes`) by a panic, after which the lease
-/// is handed over.
+/// Ends a load while its queue has this many `entries`, of `nodes` nodes. The load returns a value or, with `vanishes`, panics, after which
+/// the lease is handed over.
 fn ended(
     stage: &Stage,
     guard: &StampedeGuard,
@@ -63,7 +63,7 @@ fn ended(
     };
     stage.runtime.block_on(async {
         tokio::join!(loads, laid);
-        // The flight's task continues after the value is returned.
+        // The task of the flight continues for a moment after the value was returned.
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     });
     stage.until_removed(&queue);

@@ -1,4 +1,4 @@
-//! FREE of a mutex and of a permit, past waiters of dead processes.
+//! The release of a mutex and of a permit (FREE), behind which waiters of dead processes are queued.
 
 use stampede_guard::lock::{Semaphore, Wait};
 
@@ -21,7 +21,7 @@ fn mutex(table: &mut Table) {
             let mut guard = stage.runtime.block_on(mutex.lock()).expect("it is free");
             let queue = stage.key("sg1:m:").replacen("sg1:m:", "sg1:mq:", 1);
             stage.lay(&queue, size, size, "30000");
-            // An unlock that times out is an error here, but the script calls continue in the background.
+            // An unlock that times out returns an error, but its script calls continue in the background, and are timed.
             let _ = stage.runtime.block_on(guard.unlock());
             stage.until_removed(&queue);
             stage.scripts()

@@ -1,4 +1,4 @@
-//! Measures for how long one script call blocks the server when many wait, most of them dead.
+//! Measures for how long one script call blocks the server when there are many waiters, most of them dead.
 //!
 //! ```text
 //! cargo bench --bench scripts                 everything, two minutes; needs redis-server
@@ -6,7 +6,7 @@
 //! STRICT=1 cargo bench --bench scripts        also fails where a time misses its `must`
 //! ```
 //!
-//! The bench writes the queues itself: 10,000 real processes do not fit on one machine.
+//! The bench itself writes the queues, because 10,000 real processes do not fit on one machine.
 
 #[path = "../fleet/groups.rs"]
 mod groups;

@@ -1,4 +1,4 @@
-//! A server that times its scripts, queues of processes that do not exist, and the cost of a step.
+//! A server that times its scripts, queues of artificial waiters, and the table's rows about steps.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use crate::table::{Limit, Row, Spread, Table, Unit, millis};
 pub(crate) const SIZES: [usize; 3] = [100, 1_000, 10_000];
 const ROUNDS: usize = 5;
 const PINGS: usize = 301;
-/// The time to live of an artificial queue, and the lease: longer than a round.
+/// The time to live of an artificial queue, and the length of the lease. Both are longer than a round.
 const LIFE: Duration = Duration::from_secs(60);
-/// Deadline for events that must happen, at whatever speed.
+/// The deadline of events that must happen, however slowly.
 const SOON: Duration = Duration::from_secs(20);
 
 pub(crate) struct Stage {
@@ -24,7 +24,7 @@ pub(crate) struct Stage {
     connection: RefCell<Connection>,
 }
 
-/// Times of the scripts of one step, in milliseconds.
+/// How long each script of one step took, in milliseconds.
 pub(crate) struct Step(pub(crate) Vec<f64>);
 
 impl Stage {
@@ -36,7 +36,7 @@ impl Stage {
         Self { server, runtime, connection: RefCell::new(connection) }
     }
 
-    /// The median round trip of a PING.
+    /// The median round trip of a PING, in milliseconds.
     pub(crate) fn ping(&self) -> f64 {
         let ping = || {
             let sent = Instant::now();
@@ -59,15 +59,15 @@ impl Stage {
         command.query(&mut *self.connection.borrow_mut()).expect("an answer")
     }
 
-    /// The only key with this prefix.
+    /// The name of the only key that begins with `head`.
     pub(crate) fn key(&self, head: &str) -> String {
         let mut keys: Vec<String> = self.run(redis::cmd("KEYS").arg(format!("{head}*")));
         assert_eq!(keys.len(), 1, "{keys:?}");
         keys.remove(0)
     }
 
-    /// Creates a queue of that many `entries`, of `nodes` nodes in turn, and clears the times of scripts. `rest` follows the token
-    /// in each entry.
+    /// Creates a queue of this many `entries`, which belong to `nodes` nodes in turn, and clears the times of scripts. In each entry,
+    /// `rest` follows the token.
     pub(crate) fn lay(&self, queue: &str, entries: usize, nodes: usize, rest: &str) {
         let entries: Vec<_> = (0..entries)
             .map(|number| format!("{:032x}:{:032x}{rest}", number % nodes + 0xdead_0000, number))
@@ -83,7 +83,7 @@ impl Stage {
         self.run::<()>(redis::cmd("SLOWLOG").arg("RESET"));
     }
 
-    /// Waits until this key is removed; an artificial queue is removed when all its entries were passed.
+    /// Waits until this key is removed. A queue is removed when all its entries were passed over.
     pub(crate) fn until_removed(&self, key: &str) {
         let since = Instant::now();
         while self.run::<bool>(redis::cmd("EXISTS").arg(key)) {
@@ -104,8 +104,8 @@ impl Stage {
         Step(log.into_iter().filter_map(entry).collect())
     }
 
-    /// Runs a step in several rounds, passing the number of the round, and adds its cost to the table. The first round, in
-    /// which scripts are loaded, does not count.
+    /// Runs a step in several rounds, with the number of the round as its argument, and adds its cost to the table. The first round, in
+    /// which the server learns the scripts, does not count.
     pub(crate) fn measure(
         &self,
         table: &mut Table,

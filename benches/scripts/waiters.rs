@@ -1,4 +1,4 @@
-//! Thousands of waiters of one process that lose their inbox, or reach their time-out, at one moment.
+//! One process with thousands of waiters: its inbox breaks, or all of them reach their time-out at the same moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use crate::stage::Stage;
 use crate::table::{Limit, Row, Table, Unit, millis};
 
 const WAITERS: usize = 8_000;
-/// Bounds in milliseconds: all scripts of such a moment together, and one PING meanwhile.
+/// Bounds in milliseconds: for all scripts of such a moment together, and for one PING during it.
 const LONGEST: f64 = 250.0;
 const WORST: f64 = 25.0;
 const TTL: Duration = Duration::from_secs(120);
-/// The scripts are over when none has run for this long.
+/// When no script has run for this long, the scripts are over.
 const QUIET: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ pub(crate) fn rows(table: &mut Table) {
     timed_out(table);
 }
 
-/// The subscription of a process ends while it waits; with `freed`, the mutex is freed before the process has subscribed again.
+/// Ends the subscription of a process whose tasks wait. With `freed`, the mutex is freed before the process has subscribed again.
 fn killed(table: &mut Table, freed: bool) {
     let stage = Stage::start();
     let mutex = mutex(&stage, Duration::MAX);
@@ -49,7 +49,7 @@ fn killed(table: &mut Table, freed: bool) {
     }
 }
 
-/// All waiters reach their time-out at about the same moment.
+/// Lets all waiters reach their time-out at about the same moment.
 fn timed_out(table: &mut Table) {
     let stage = Stage::start();
     let mutex = mutex(&stage, Duration::from_secs(20));
@@ -70,13 +70,13 @@ fn timed_out(table: &mut Table) {
     stage.runtime.block_on(async { drop(guard) });
 }
 
-/// A mutex with `patience` as its `acquire_timeout`.
+/// The mutex, whose waiters give up after `patience`.
 fn mutex(stage: &Stage, patience: Duration) -> Mutex {
     let builder = stage.guard().locks().mutex("contended").ttl(TTL);
     builder.acquire_timeout(patience).build().expect("a name")
 }
 
-/// Starts all waiters and returns when all are in the queue.
+/// Starts all waiters. Returns when all of them are in the queue.
 fn wait(stage: &Stage, mutex: &Mutex) -> Vec<Waiter> {
     stage.runtime.block_on(async {
         let waiter = || {
@@ -97,7 +97,7 @@ fn length(stage: &Stage) -> usize {
     stage.run(redis::cmd("LLEN").arg("sg1:mq:{default:contended}"))
 }
 
-/// Waits until no script has run for a while.
+/// Waits until no script has run for [`QUIET`].
 async fn quiet(stage: &Stage) {
     let (mut calls, mut since) = (0, Instant::now());
     while since.elapsed() < QUIET {
@@ -109,7 +109,7 @@ async fn quiet(stage: &Stage) {
     }
 }
 
-/// How many scripts were called since the statistics began, and their time in milliseconds.
+/// How many scripts were called since the server's statistics were reset, and how many milliseconds they took together.
 fn scripts(stage: &Stage) -> (u64, f64) {
     let stats: String = stage.run(redis::cmd("INFO").arg("commandstats"));
     let (mut calls, mut micros) = (0, 0);
@@ -124,7 +124,7 @@ fn scripts(stage: &Stage) -> (u64, f64) {
     (calls, micros as f64 / 1e3)
 }
 
-/// PINGs from a separate thread, and the cost of scripts meanwhile.
+/// Measures PINGs from a separate thread, and the time that scripts take meanwhile.
 struct Round {
     ends: Arc<AtomicBool>,
     worst: thread::JoinHandle<f64>,

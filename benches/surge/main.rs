@@ -31,12 +31,12 @@ use support::redis_server::RedisServer;
 use table::{Limit as Must, Row, Table, Unit};
 use tokio::time::sleep;
 
-/// Seconds before the event, and for which goodput is measured after it.
+/// How many seconds there are before the event, and for how many after it the goodput is measured.
 const EVENT: u64 = 5;
 const AFTER: u64 = 60;
-/// Requests per second of the fleet.
+/// How many requests per second the fleet receives.
 const RATE: f64 = 1_000.0;
-/// The fixed limit that is right in hindsight: most loads per second with few at once.
+/// The fixed limit that is right in hindsight: the origin does nearly its most with so few loads at once.
 const RIGHT: Limit = Limit::Fixed(24);
 
 fn main() {
@@ -55,7 +55,7 @@ until 99 % are for five seconds. The limit and its control, each a fleet with it
 
 ";
 
-/// What happens, and to which fleet.
+/// A scenario: what happens, and to which fleet.
 #[derive(Clone, Copy)]
 struct Scenario {
     what: &'static str,
@@ -65,9 +65,9 @@ struct Scenario {
     outage: bool,
     heavy: bool,
     ailment: Ailment,
-    /// By how much the rate of requests rises.
+    /// The factor by which the rate of requests rises at the event.
     step: f64,
-    /// The least goodput, of that with the right limit.
+    /// The least goodput that is allowed, as a part of the goodput with the right fixed limit.
     least: f64,
 }
 
@@ -121,7 +121,7 @@ const GROUPS: &[Group] = &[
     ("quiet", |table| compare(table, Scenario { what: "nothing happens", ..CALM })),
 ];
 
-/// What a fleet has done.
+/// What a fleet achieved in a scenario.
 struct Outcome {
     goodput: f64,
     back: Option<u64>,
@@ -212,7 +212,7 @@ fn row(table: &mut Table, what: String, unit: Unit, must: Must, measured: f64, d
     table.add(Row { what, unit, must, aim: Must::None, measured, detail });
 }
 
-/// The adaptive limit beside the right one.
+/// Adds rows that compare the adaptive limit with the right fixed one.
 fn compare(table: &mut Table, scenario: Scenario) {
     let what = scenario.what;
     let [right, adaptive] = both(scenario, [RIGHT, Limit::Adaptive]);
@@ -259,7 +259,7 @@ fn compare(table: &mut Table, scenario: Scenario) {
     );
 }
 
-/// What the others come to, when the cache is lost.
+/// Adds rows for the other limits, in the scenario of a lost cache.
 fn controls(table: &mut Table) {
     for limits in [[Limit::None, Limit::Fixed(6)], [Limit::Fixed(96), Limit::Gradient]] {
         let outcomes = both(FLUSH, limits);

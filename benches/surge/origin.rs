@@ -1,5 +1,5 @@
-//! The origin's process: it does less the more it is asked (`tests/support/overload.rs`), over TCP. And the connection by which a
-//! service asks it.
+//! The process of the origin, which slows down under load (`tests/support/overload.rs`) and speaks TCP, and the connection by which a
+//! service sends it loads.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,10 +15,11 @@ use crate::support::processes::{Child, Role};
 
 pub(crate) const ROLE: Role = ("origin", origin);
 
-/// Loads per second at the knee.
+/// The most loads per second that the origin can do: those at the knee.
 pub(crate) const BEST: f64 = 205.0;
 
-/// Its commands, a line each: `best 51.25`, `fail`, `work`, and `most`, which is answered with the most loads at once since the last.
+/// The origin reads one command per line: `best 51.25`, `fail`, `work`, and `most`, which it answers with the most loads at once since the
+/// last `most`.
 fn origin(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -104,7 +105,7 @@ impl OriginClient {
         client
     }
 
-    /// Whether the load succeeded.
+    /// Sends one load. Returns whether it succeeded.
     pub(crate) async fn load(&self, times: f64) -> bool {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = oneshot::channel();

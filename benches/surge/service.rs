@@ -1,4 +1,4 @@
-//! A process of the fleet, with its clients: they ask at fixed times, give up after two seconds, and ask twice more.
+//! A process of the fleet, with its clients. They send requests at fixed times, give up after two seconds, and try twice more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,9 +20,9 @@ pub(crate) const ROLE: Role = ("service", service);
 const KEYS: usize = 30_000;
 const SKEW: f64 = 0.8;
 const FRESH: Duration = Duration::from_secs(300);
-/// How long a client waits.
+/// How long a client waits for an answer before it gives up.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// What a client does after an error, before it asks again.
+/// How long a client pauses after an error before it tries again.
 const PAUSE: Duration = Duration::from_secs(1);
 const ATTEMPTS: usize = 3;
 
@@ -32,17 +32,17 @@ pub(crate) enum Limit {
     None,
     Fixed(u32),
     Adaptive,
-    /// In each process by itself, by the gradient of latencies (Netflix' Gradient2).
+    /// Each process limits its own loads, by the gradient of their latencies (Netflix' Gradient2).
     Gradient,
 }
 
-/// What is wrong with a process.
+/// What is wrong with the first process of the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Ailment {
     None,
-    /// The first process's loads fail at once.
+    /// The loads of the first process fail at once.
     Fails,
-    /// The first process's network adds 400 ms.
+    /// The network of the first process adds 400 ms to each load.
     Slow,
 }
 
@@ -54,14 +54,14 @@ pub(crate) struct Config {
     pub(crate) ailment: Ailment,
     /// One load in a hundred takes 60 times as long.
     pub(crate) heavy: bool,
-    /// Requests per second of this process before the event, and after it.
+    /// How many requests per second this process receives before the event, and how many after it.
     pub(crate) rates: [f64; 2],
-    /// When the event is, and how many seconds there are in all.
+    /// At which second the event is, and, below, how many seconds the run has.
     pub(crate) event: u64,
     pub(crate) seconds: u64,
 }
 
-/// For each second of the run: requests that began in it, and those of them that were answered in time.
+/// For each second of the run, how many requests began in it, and how many of these were answered in time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     pub(crate) seconds: Vec<(u64, u64)>,
@@ -113,7 +113,7 @@ fn service(mut child: Child) -> BoxFuture<'static, ()> {
 }
 
 impl Service {
-    /// Stores all values, of all ages.
+    /// Stores all values, so that they are of all ages.
     async fn fill(&self) {
         const AGES: usize = 30;
         let guards: Vec<_> = (1..=AGES)
@@ -147,7 +147,7 @@ impl Service {
         Err("the origin has failed".to_owned())
     }
 
-    /// Whether a client's request was answered before it gave up for the first time.
+    /// Sends a client's request. Returns whether its first attempt was answered in time.
     async fn request(self: Arc<Self>, key: usize) -> bool {
         for attempt in 0..ATTEMPTS {
             let service = Arc::clone(&self);
@@ -193,8 +193,8 @@ async fn traffic(service: Arc<Service>) -> Seen {
     seen
 }
 
-/// A limit of this process's loads that follows the ratio of the long-term latency to the present one, as Netflix' Gradient2 does:
-/// `limit = limit * max(0.5, min(1, 1.5 * long / short)) + sqrt(limit)`, smoothed by a fifth.
+/// A limit of this process's loads. It follows the ratio of the long-term latency to that of the latest load, as Netflix' Gradient2 does:
+/// `limit = limit * max(0.5, min(1, 1.5 * long / short)) + sqrt(limit)`, a fifth of which enters the limit at each load.
 #[derive(Default)]
 struct Gradient {
     state: Mutex<GradientState>,
@@ -245,7 +245,7 @@ impl Drop for Admitted<'_> {
         let GradientState { limit, running, long } = &mut *state;
         *long = if *long == 0.0 { short } else { *long * 0.998 + short * 0.002 };
         let gradient = (1.5 * *long / short).clamp(0.5, 1.0);
-        // A limit that is not used to the half says nothing.
+        // If less than half of the limit is used, the latency says nothing about the limit, which stays as it is.
         if f64::from(*running) * 2.0 >= *limit {
             let new = *limit * gradient + limit.sqrt();
             *limit = (*limit * 0.8 + new * 0.2).clamp(1.0, 1_000.0);

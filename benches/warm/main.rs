@@ -28,7 +28,7 @@ use service::{KEYS, Steady, WarmUp, Window};
 use support::redis_server::RedisServer;
 use table::{Limit, Row, Spread, Table, Unit};
 
-/// Seconds of a window, and how many rounds there are with windows as short as this.
+/// The length of a window in seconds and, below, the number of rounds with windows as short as this.
 const WINDOW: u64 = 10;
 const ROUNDS: usize = 5;
 
@@ -124,7 +124,7 @@ async fn deploys(table: &mut Table) {
     });
 }
 
-/// The p99 of the first window after a deploy, by the control's in the same seconds.
+/// Adds a row: the 99th percentile of the first window after a deploy, divided by the control's in the same seconds.
 fn ratio(table: &mut Table, rounds: &[Round], how: &str, must: Limit, of: impl Fn(&Round) -> &Window) {
     let spread = |number: fn(&Window) -> f64| {
         Spread::of(&rounds.iter().map(|round| number(of(round))).collect::<Vec<_>>())
@@ -145,7 +145,7 @@ fn ratio(table: &mut Table, rounds: &[Round], how: &str, must: Limit, of: impl F
     });
 }
 
-/// How many keys the warm-up of a deploy before its traffic loads, and how long it takes, also beside the traffic.
+/// Adds a row: how many keys a warm-up before the traffic loads, and how long it takes, compared with one beside the traffic.
 fn warmed(table: &mut Table, rounds: &[Round], what: &str, must: f64, of: impl Fn(&Round) -> [&Window; 2]) {
     let time = |at: usize| {
         let times: Vec<_> = rounds.iter().map(|round| of(round)[at].new.warmed_in).collect();

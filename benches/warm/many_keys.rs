@@ -1,4 +1,4 @@
-//! Three processes that ask for the same 20,000 keys at once, with default settings, and the hits of a fourth beside them.
+//! Three processes request the same 20,000 keys at once, with default settings, while a fourth one reads a stored value.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,12 +25,12 @@ struct Config {
     asks: Asks,
 }
 
-/// How each process asks for the keys.
+/// By which calls a process requests the keys.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Asks {
     OneCall,
     CallEach,
-    /// The control: two plain GETs at once without the guard, one after another, for as long as the others take, while two threads
+    /// The control, without the guard: two tasks send plain GETs, one after another, for as long as the other ways take, while two threads
     /// compute.
     PlainGets,
 }
@@ -42,13 +42,13 @@ struct Seen {
     took_ms: f64,
 }
 
-/// What one round has seen.
+/// The measurements of one round.
 struct Round {
     loads: u64,
     failed: u64,
     stored: u64,
     took_ms: f64,
-    /// The median time of a hit during the many calls, and before them.
+    /// The median time of a hit, first during the calls for many keys, then before them.
     hit: [f64; 2],
     lost_hits: u64,
 }
@@ -73,7 +73,7 @@ pub(crate) async fn measure(table: &mut Table) {
 }
 
 impl Round {
-    /// How much slower hits were during the many calls.
+    /// By how many times a hit was slower during the calls for many keys.
     fn slower(&self) -> f64 {
         self.hit[0] / self.hit[1]
     }
@@ -105,7 +105,7 @@ async fn round(asks: Asks) -> Round {
     }
 }
 
-/// The median time of hits, one after another with a pause, while something else runs; in milliseconds.
+/// The median time, in milliseconds, of hits that follow each other with a pause, while `beside` runs.
 async fn hits(guard: &StampedeGuard, lost: &AtomicU64, beside: impl AsyncFnOnce()) -> f64 {
     let mut times = Vec::new();
     let hits = async {

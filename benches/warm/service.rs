@@ -1,4 +1,5 @@
-//! The processes of a deploy: each warms, or not, and sends its requests at fixed times. Those of the control go on all the time.
+//! The processes of a deploy: each warms, or does not, and sends its requests at fixed times. The processes of the control run all the
+//! time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,17 +18,17 @@ pub(crate) const ROLE: Role = ("service", service);
 
 pub(crate) const KEYS: usize = 10_000;
 const PROCESSES: usize = 2;
-/// The time between two requests of a process: 250 a second.
+/// The time between two requests of a process, which thus sends 250 a second.
 const EVERY: Duration = Duration::from_millis(4);
 const QUERY: Duration = Duration::from_millis(20);
 const AT_ONCE: usize = 100;
 const MOST_LOADS: u32 = 4;
 
-/// When a deploy warms.
+/// When the processes of a deploy warm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum WarmUp {
     None,
-    /// Before its first request.
+    /// The process warms before its first request.
     Before,
     Beside,
 }
@@ -39,15 +40,15 @@ struct Config {
     window_ms: u64,
 }
 
-/// What one process, or a whole deploy, has seen in a window.
+/// What one process, or all of a deploy, measured in one window.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// The times of all requests, in milliseconds.
     times: Vec<f64>,
-    /// Keys that requests have loaded.
+    /// How many keys were loaded by requests.
     pub(crate) live_loads: u64,
     pub(crate) failed: u64,
-    /// Keys that the warm-up has loaded, and how long it took, in milliseconds.
+    /// How many keys the warm-up loaded, and how many milliseconds it took.
     pub(crate) warm_loads: u64,
     pub(crate) warmed_in: f64,
 }
@@ -69,7 +70,7 @@ impl Seen {
     }
 }
 
-/// The first window of a deploy, and the same seconds of the control.
+/// The first window of a deploy, and the control's measurements in the same seconds.
 pub(crate) struct Window {
     pub(crate) new: Seen,
     pub(crate) steady: Seen,
@@ -81,7 +82,7 @@ impl Window {
     }
 }
 
-/// The control: a service with the same traffic on a server that only it uses, which has all values.
+/// The control: a service with the same traffic, on a server that no other service uses, which has all values.
 pub(crate) struct Steady {
     fleet: Fleet,
     window: Duration,
@@ -89,7 +90,7 @@ pub(crate) struct Steady {
 }
 
 impl Steady {
-    /// Starts it and lets it work for two windows.
+    /// Starts the control, and lets it work for two windows.
     pub(crate) async fn start(window: Duration) -> Self {
         let server = RedisServer::start();
         let fleet = start(&server, WarmUp::Before, window).await;
@@ -101,7 +102,7 @@ impl Steady {
         steady
     }
 
-    /// Starts new processes on `server`, lets them and the control take traffic for a window, and ends the new ones.
+    /// Starts new processes on `server`. They and the control have traffic for one window, and then the new processes end.
     pub(crate) async fn beside(&self, server: &RedisServer, warm_up: WarmUp) -> Window {
         let fleet = start(server, warm_up, self.window).await;
         fleet.go();
@@ -118,9 +119,9 @@ async fn start(server: &RedisServer, warm_up: WarmUp, window: Duration) -> Fleet
     fleet
 }
 
-/// What the processes have seen in the window that has begun.
+/// What the processes measured in the window that begins at this moment.
 async fn seen(fleet: &Fleet, window: Duration) -> Seen {
-    // A wait of the harness is bounded by less than a long window.
+    // The harness waits for less than a long window, so the window has to end first.
     sleep(window).await;
     let seen: Vec<Seen> = fleet.results().await;
     seen.into_iter().fold(Seen::default(), Seen::add)

@@ -1,4 +1,4 @@
-//! Attempts at changes that come after a later attempt of their node.
+//! Attempts at changes that reach the store after a later attempt of the same node.
 
 use super::*;
 use crate::store::protocol::Announced;
@@ -10,7 +10,7 @@ contract! {
     an_attempt_voids_only_earlier_ones_of_its_node_and_its_name,
 }
 
-/// One process's changes of a key.
+/// The changes that one process makes to one key.
 struct Changes {
     store: Store,
     key: Key,
@@ -56,7 +56,7 @@ impl Changes {
     }
 }
 
-/// Asserts the error of a voided attempt: the caller sends a change that is still needed again.
+/// Asserts that the attempt was voided: it returns an error, and a caller that still needs the change sends it again.
 #[track_caller]
 fn is_void(answer: Answer) {
     assert_eq!(answer.expect_err("void").kind, StoreErrorKind::TimedOut);

@@ -7,18 +7,18 @@ use super::support::redis_server::RedisServer;
 use super::*;
 
 const STEPS: usize = 4_000;
-/// Few keys and tokens, so that steps often concern the same ones.
+/// There are few keys and tokens, so that steps often concern the same ones.
 const KEYS: [&str; 3] = ["a", "b", "c"];
 const FLIGHTS_PER_KEY: usize = 3;
 const TEXTS: [&str; 3] = ["one", "two", "three"];
 
-/// The same flight on both stores.
+/// The same flight on both stores, so that their answers can be compared.
 struct Twins {
     memory: Flight,
     redis: Flight,
 }
 
-/// An answer without the parts that may differ: the holder's token becomes its number, the time is left out.
+/// An answer without the parts that may differ: the holder's token is replaced by its number, and the time is left out.
 fn plain(flights: &[Twins], of: impl Fn(&Twins) -> &Flight, acquired: &Acquired) -> String {
     match acquired {
         Acquired::Held { holder, remaining } => {

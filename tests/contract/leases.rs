@@ -58,7 +58,7 @@ async fn a_lease_runs_out_by_itself(world: &World) {
         assert!(started.elapsed() < WITHIN);
         tokio::time::sleep(ms(5)).await;
     }
-    // The server's milliseconds are not aligned with this clock's.
+    // The server's milliseconds do not begin at the same moments as those of this clock.
     assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
@@ -94,7 +94,7 @@ async fn an_entry_expires_after_its_time(world: &World) {
     assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
-/// Invariants 1 and 2: a step that runs late changes only what belongs to its token.
+/// Invariants 1 and 2 of the store: a step that runs late changes only what belongs to its token.
 async fn late_steps_of_an_old_token_are_refused_and_change_nothing(world: &World) {
     let old = Flight::holding(world, &key("k")).await;
     old.invalidate().await;
@@ -231,7 +231,7 @@ async fn a_failure_removes_nothing_but_the_entry_that_was_seen(world: &World) {
         let fail = || Fail { older: OlderEntry::Ends, seen: Some(&seen), ..flight.failure() };
         assert_eq!(flight.fail(fail()).await, TokenCheck::Held);
         assert_eq!(flight.look_up().await, left);
-        // A late attempt of a token that holds nothing any more.
+        // A late command of a token that holds nothing any more.
         let newer = Flight::separate(world, &flight.key).await;
         newer.acquire(Acquire { seen: left.as_ref(), ..newer.ask() }).await;
         newer.commit("stale").await;

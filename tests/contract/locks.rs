@@ -50,7 +50,7 @@ fn semaphore(name: &str) -> LockName {
     LockName::semaphore(&format!("{}:{name}", namespace()))
 }
 
-/// One acquisition's token on one node, registered; with short methods for the commands.
+/// One acquisition: a token of one node, registered for messages, and short methods for the commands about it.
 struct Asker {
     node: Store,
     name: LockName,
@@ -70,7 +70,7 @@ impl Asker {
         Self::on(&world.node().await, name)
     }
 
-    /// An asker on a separate node that holds the mutex, with its fence.
+    /// An asker on a separate node that holds the mutex, and the fence of its grant.
     async fn holding(world: &World, name: &LockName) -> (Self, u64) {
         let asker = Self::separate(world, name).await;
         let fence = asker.must_take().await;
@@ -92,7 +92,7 @@ impl Asker {
         self.node.take_mutex(&self.name, ask, WITHIN).await.expect("take").taken
     }
 
-    /// A take instead of `old`, which gives up the mutex. Also returns whether `old` held it.
+    /// Sends a take instead of `old`, which gives up the mutex. Returns the answer, and whether `old` held the mutex.
     async fn take_instead_of(&self, old: &Self) -> (Taken, bool) {
         let ask = Take { instead: Some(&old.token), ..self.ask() };
         let MutexTaken { taken, was_held } =
@@ -145,7 +145,7 @@ impl Asker {
         self.look().await.is_some_and(|holder| holder.token == self.token.as_str().as_bytes())
     }
 
-    /// The next message, which must come by itself: [`LEASE`] is far longer than this waits.
+    /// The asker's next message. It must come without an expiry: [`LEASE`] is far longer than this waits.
     #[track_caller]
     fn notified(&self) -> impl Future<Output = LockHints> + '_ {
         let caller = std::panic::Location::caller();
@@ -178,7 +178,7 @@ impl Asker {
         }
     }
 
-    /// Whether the asker has received no grant so far, nor a message that is not needed.
+    /// Whether the asker has received no grant so far, nor any message that it does not need.
     async fn is_passed_over(&self, world: &World) -> bool {
         self.hints_so_far().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
@@ -187,8 +187,8 @@ impl Asker {
         self.hints_so_far().await.is_none()
     }
 
-    /// The messages to this asker so far. A node receives messages in order, so a message to another asker of the same node
-    /// comes after them.
+    /// The messages that this asker has received so far. A node receives messages in order, so once a message to another asker of the same
+    /// node has arrived, all earlier ones have.
     async fn hints_so_far(&self) -> Option<LockHints> {
         let probe = mutex(&probe_beside(&self.name.tag, |text| mutex(text).tag.to_string()));
         let (own, other) = (Self::on(&self.node, &probe), Self::on(&self.node, &probe));
@@ -246,9 +246,9 @@ impl Asker {
     }
 }
 
-/// A mutex whose holder has died, and the waiters in its queue, in this order: the holder's time has passed, and no step
-/// has followed. The holder's time is short, so all nodes are connected before it starts; if it was too short on a busy
-/// machine, the next attempt uses another mutex and a longer time.
+/// A mutex whose holder has died, and the waiters in its queue, in this order. The holder's time has passed, and no command has been sent
+/// since. All nodes are connected before the time starts, because it is short. If it was too short on a busy machine, the function tries
+/// again with another mutex and twice the time.
 async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker; WAITERS]) {
     let mut nodes = Vec::new();
     for _ in 0..=WAITERS {
@@ -270,9 +270,8 @@ async fn left_by_the_dead<const WAITERS: usize>(world: &World) -> (Asker, [Asker
     panic!("this machine needs seconds for {WAITERS} commands");
 }
 
-/// Askers of one semaphore, in the order of their takes. The first `stale` of them have permits whose time has passed, and
-/// no step has followed. If that time was too short on a busy machine, the next attempt uses another semaphore and a longer
-/// time.
+/// Askers of one semaphore, in the order of their takes. The leases of the first `stale` of them have ended, and no step has recovered
+/// their permits. If the leases were too short on a busy machine, the function tries again with another semaphore and twice the time.
 async fn after_the_stale<const ASKERS: usize>(
     nodes: [&Store; ASKERS],
     name: &str,
@@ -306,7 +305,7 @@ async fn after_the_stale<const ASKERS: usize>(
     panic!("this machine needs seconds for {ASKERS} commands");
 }
 
-/// Waits until `done`, which must be true soon.
+/// Waits until `done` returns true, for at most [`SOON`].
 #[track_caller]
 fn until(done: impl AsyncFn() -> bool) -> impl Future<Output = ()> {
     until_within(SOON, done)

@@ -1,4 +1,4 @@
-//! Queues of thousands of tokens, more than one script call passes, and a waiter behind them.
+//! Queues of thousands of tokens of dead processes, more than one script call passes over, and a live waiter behind them.
 
 use super::on_redis::at;
 use super::*;
@@ -9,10 +9,10 @@ on_servers! {
     a_hand_over_past_only_dead_waiters_frees_the_lease,
 }
 
-/// Requires several calls of each script.
+/// The length of a queue that requires several calls of each script.
 const QUEUE_LENGTH: usize = 1_700;
 
-/// Adds tokens of dead processes to the queue: `each` consecutive times the same token.
+/// Adds tokens of dead processes to the queue. Each token is added `each` times in a row.
 fn enqueue_dead(world: &World, name: &str, each: usize) {
     let server = world.server_of(key(name).name());
     let token = |_| Token::mint(uuid::Uuid::new_v4()).as_str().to_owned();
@@ -45,7 +45,7 @@ async fn a_waiter_at_the_end_of_a_long_queue_is_notified_of_every_end(world: &Wo
 
 async fn a_hand_over_reaches_a_waiter_behind_many_dead_ones(world: &World) {
     if world.gives_claims() {
-        // A cluster gives the first of the queue a claim, even if it is dead.
+        // A cluster gives a claim to the head of the queue, even if its process is dead.
         return;
     }
     for each in [1, 100] {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::key::{CacheKey, Key};
 
-/// One test per case, each in a new world.
+/// Makes one test of each case, in a new world.
 macro_rules! tests_in {
     ($world:ident as $name:ident: $($case:ident,)*) => {
         mod $name {
@@ -36,7 +36,7 @@ macro_rules! tests_in {
     };
 }
 
-/// Lists all cases for the cluster that they share.
+/// Lists all cases of a module for the shared cluster.
 macro_rules! listed {
     ($($case:ident,)*) => {
         #[cfg(feature = "cluster")]
@@ -46,7 +46,7 @@ macro_rules! listed {
     };
 }
 
-/// One test per case and store.
+/// Makes one test of each case for each kind of store.
 macro_rules! contract {
     ($($case:ident,)*) => {
         tests_in! { memory as on_memory: $($case,)* }
@@ -58,7 +58,8 @@ macro_rules! contract {
     };
 }
 
-/// One test per case on a new server; on a cluster they run one after the other, because each affects a whole server.
+/// Makes one test of each case, on a new server. On the shared cluster these cases run one after the other, because each affects a whole
+/// server.
 #[cfg(feature = "redis")]
 macro_rules! on_servers {
     ($($case:ident,)*) => {
@@ -85,7 +86,7 @@ mod waiters;
 #[cfg(feature = "redis")]
 mod wake_ups;
 
-// The server harness of the integration tests; this suite is in the crate because `Store` is.
+// The server harness of the integration tests. This suite is part of the crate, because `Store` is private.
 #[cfg(feature = "redis")]
 #[path = "../support/mod.rs"]
 pub(super) mod support;
@@ -118,7 +119,7 @@ fn bytes(text: &'static str) -> Bytes {
 }
 
 tokio::task_local! {
-    /// The prefix of a case's keys, where cases share a store.
+    /// The prefix of the running case's keys, if cases share a store.
     static NAMESPACE: String;
 }
 
@@ -130,8 +131,8 @@ fn key(text: &str) -> Key {
     Key::new(&namespace(), &CacheKey::from(text))
 }
 
-/// A text for a probe whose `name` is at the same master as `other`: messages of one master arrive in order, those of two
-/// masters do not.
+/// A text for a probe whose `name` is at the same master as `other`: messages of one master arrive in order, those of different masters may
+/// not.
 fn probe_beside(other: &str, name: impl Fn(&str) -> String) -> String {
     #[cfg(feature = "cluster")]
     let master = |name: &str| support::cluster::master_of(super::redis::slot_of(name));
@@ -182,7 +183,7 @@ impl World {
         node
     }
 
-    /// A dead node: closed, and the server has noticed that.
+    /// Closes a node, and waits until the server has noticed that it is dead.
     async fn dead(&self, node: Store) {
         match self {
             Self::Memory(_) => node.close(),
@@ -198,7 +199,7 @@ impl World {
         }
     }
 
-    /// The server with the keys of this name.
+    /// The server that has the keys of this name.
     #[cfg(feature = "redis")]
     fn server_of(&self, name: &str) -> &support::redis_server::RedisServer {
         let _ = name;
@@ -210,7 +211,7 @@ impl World {
         }
     }
 
-    /// Whether a grant is only a claim until the waiter asks again, and the next waiter is notified when the claim ends.
+    /// Whether a grant is only a claim until its waiter takes again, and the next waiter is notified when the claim has ended.
     fn gives_claims(&self) -> bool {
         #[cfg(feature = "cluster")]
         return matches!(self, Self::Cluster(_));
@@ -232,7 +233,7 @@ impl World {
     }
 }
 
-/// One flight's token on one node, with its watch; with short methods for the commands.
+/// One flight: its token and its watch on one node, and short methods for the commands about its key.
 struct Flight {
     store: Store,
     key: Key,
@@ -247,7 +248,7 @@ impl Flight {
         Self { store: store.clone(), key: key.clone(), token, watch }
     }
 
-    /// A flight with leases of this length, as its token says.
+    /// A flight whose token says that its leases have this length.
     #[cfg(feature = "redis")]
     fn of_lease(store: &Store, key: &Key, lease: Duration) -> Self {
         let token = Token::mint_for(store.node(), lease);
@@ -349,7 +350,7 @@ impl Flight {
         self.store.invalidate(&self.key, Some(insert), &unannounced(), WITHIN).await.expect("insert");
     }
 
-    /// The next hints, which must come by themselves: [`LEASE`] is far longer than this waits.
+    /// The flight's next hints. They must come without an expiry: [`LEASE`] is far longer than this waits.
     #[track_caller]
     fn hints(&self) -> impl Future<Output = Hints> + '_ {
         let caller = std::panic::Location::caller();
@@ -359,7 +360,7 @@ impl Flight {
         }
     }
 
-    /// Waits for the grant; returns how many loads have vanished.
+    /// Waits for the grant. Returns how many loads of the key have vanished so far.
     #[track_caller]
     fn granted(&self, world: &World) -> impl Future<Output = u8> + '_ {
         let (caller, may_be_notified) = (std::panic::Location::caller(), world.gives_claims());
@@ -374,7 +375,7 @@ impl Flight {
         }
     }
 
-    /// Whether the flight has received no grant so far, nor a hint that is not needed.
+    /// Whether the flight has received no grant so far, nor any hint that it does not need.
     async fn is_passed_over(&self, world: &World) -> bool {
         self.hints_so_far().await.is_none_or(|hints| world.gives_claims() && hints.granted.is_none())
     }
@@ -383,8 +384,8 @@ impl Flight {
         self.hints_so_far().await.is_none()
     }
 
-    /// The hints to this flight so far. A node receives messages in order, so a message to another flight of the same node
-    /// comes after them.
+    /// The hints that this flight has received so far. A node receives messages in order, so once a message to another flight of the same
+    /// node has arrived, all earlier ones have.
     async fn hints_so_far(&self) -> Option<Hints> {
         let probe = key(&probe_beside(self.key.name(), |text| key(text).name().to_owned()));
         let (own, other) = (Self::on(&self.store, &probe), Self::on(&self.store, &probe));

@@ -1,9 +1,9 @@
 //! The contract on a real cluster. All cases share one cluster, because starting it takes longer than most of them; each
 //! case uses key names of its own, which are spread over all masters.
 //!
-//! Left out, in addition to [`LEFT_OUT`]: `equal_answers`, because memory gives no claims; `wake_ups`, because its race is
-//! the same on three servers; `foreign` and `keyspace`, because their rights, flags and databases are set on one server;
-//! and the loss of all messages of a server, because an inbox may be at any node (`redis::cluster::failures`).
+//! Left out, in addition to [`LEFT_OUT`]: `equal_answers`, because memory gives no claims; `wake_ups`, because its race is the same on
+//! three servers; `foreign` and `keyspace`, because they set rights, flags and databases on one server; and the loss of all messages of a
+//! server, because an inbox may be at any node (`redis::cluster::failures`).
 
 use std::panic::AssertUnwindSafe;
 
@@ -18,7 +18,7 @@ use crate::store::redis::{Connections, RedisStore};
 /// A case and its name.
 pub(super) type Case = (&'static str, fn(&World) -> LocalBoxFuture<'_, ()>);
 
-/// How many cases run at once: most of them wait for the clock.
+/// How many cases run at once. There may be several, because most of them wait for the clock.
 const AT_ONCE: usize = 6;
 
 /// The cases that do not hold on a cluster, and why.
@@ -80,7 +80,7 @@ async fn the_contract_holds_on_a_cluster() {
     world.check();
 }
 
-/// The cases that fail. Each runs in a namespace of its own.
+/// Runs the cases, each in a separate namespace, and returns those that failed.
 async fn failures(world: &World, kind: &str, cases: Vec<Case>, at_once: usize) -> Vec<&'static str> {
     let runs = cases.into_iter().enumerate().map(|(number, (name, case))| {
         let run = AssertUnwindSafe(NAMESPACE.scope(format!("{kind}-{number}"), case(world))).catch_unwind();

@@ -26,18 +26,18 @@ on_servers! {
     an_outcome_with_a_postponed_expiry_is_not_replayed,
 }
 
-/// The key of this kind for a resource.
+/// The server's key of this kind for the resource `text`.
 pub(super) fn at(kind: &str, text: &str) -> String {
     format!("sg1:{kind}:{{{}}}", key(text).name())
 }
 
-/// The keys of this case, sorted.
+/// The keys of the running case, sorted.
 pub(super) fn own_keys(server: &RedisServer) -> Vec<String> {
     let own = format!("{{{}:", namespace());
     server.keys().into_iter().filter(|key| key.contains(&own)).collect()
 }
 
-/// Invariant 5, checked after each step, with the server's scripts flushed before each.
+/// Invariant 5 of the store. It is checked after each step, and the server's scripts are flushed before each.
 async fn every_key_has_a_ttl_and_every_step_survives_the_loss_of_the_scripts(world: &World) {
     let server = world.server_of(key("k").name());
     let check = |step: &str| {
@@ -94,8 +94,8 @@ async fn a_lease_without_an_expiry_gets_one(world: &World) {
     }
 }
 
-/// As if the server's clock had been set back by a minute while a holder died: its lease has 60.7 s left, and all callers would wait for
-/// that. Each caller shortens it to the holder's own lease, also one with another policy.
+/// The lease has 60.7 s left, as if the server's clock had been set back by a minute while the holder died, and all callers would wait for
+/// that. Each caller, even one with another policy, shortens it to the holder's own lease.
 async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) {
     let server = world.server_of(key("k").name());
     let holder = Flight::of_lease(&world.node().await, &key("k"), ms(400));
@@ -113,8 +113,7 @@ async fn a_lease_with_more_time_than_its_holder_requested_is_cut(world: &World) 
     }
 }
 
-/// Two policies on one key: the remaining time is compared with the holder's lease, which the holder renews after each
-/// third.
+/// Two policies are used with one key. The remaining time is compared with the lease that the holder requested, not with the caller's.
 async fn a_holder_with_a_longer_lease_than_the_caller_keeps_it(world: &World) {
     let holder = Flight::of_lease(&world.node().await, &key("k"), LEASE);
     holder.must_hold().await;
@@ -127,7 +126,7 @@ async fn a_holder_with_a_longer_lease_than_the_caller_keeps_it(world: &World) {
 }
 
 async fn an_entry_of_a_megabyte_is_found_or_passed_over_like_a_small_one(world: &World) {
-    // The bytes that identify an entry are its first.
+    // The first bytes of an entry identify it.
     let large = |first: u8| Bytes::from([vec![first; 68], vec![b'v'; 1 << 20]].concat());
     let holder = Flight::holding(world, &key("k")).await;
     let stored = holder.store.commit(&holder.key, &holder.token, large(1), LEASE, WITHIN).await;
@@ -208,7 +207,7 @@ async fn remove_before_get(mut client: tokio::net::TcpStream, server: &RedisServ
     }
 }
 
-/// A restarted server has lost scripts, lease and queue: the old holder is refused.
+/// As after a restart, the scripts, the lease and the queue are lost: the old holder is refused.
 async fn a_commit_after_the_loss_of_the_lease_is_refused(world: &World) {
     let server = world.server_of(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
@@ -299,7 +298,7 @@ async fn the_clock_of_every_node_is_the_servers(world: &World) {
         off.push(before.saturating_sub(now).max(now.saturating_sub(after)));
     }
     off.sort_unstable();
-    // The difference is the time for which the machine stood still during one reading.
+    // A sample is off by as long as the machine stood still while it was taken.
     assert!(off[4] <= 50 && off[8] <= 2_000, "milliseconds: {off:?}");
 }
 

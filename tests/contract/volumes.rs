@@ -47,7 +47,7 @@ fn value(text: &str) -> ChangedName {
     ChangedName::value(&key(text))
 }
 
-/// A listener that records its messages.
+/// A listener that records what it receives.
 #[derive(Debug, Default)]
 struct RecordingListener {
     announced: Mutex<Vec<ReceivedAnnouncement>>,
@@ -70,7 +70,7 @@ impl VolumeListener for RecordingListener {
     }
 }
 
-/// A node of the volume.
+/// A node that takes part in the volume, with a listener for its messages.
 struct Tier {
     store: Store,
     ear: Arc<RecordingListener>,
@@ -84,7 +84,7 @@ impl Tier {
         Self { store, ear }
     }
 
-    /// A node that is a member with the stamp 1.
+    /// A node that has become a member with the stamp 1.
     async fn member(world: &World) -> (Self, Renewed) {
         let tier = Self::new(world).await;
         let renewed = tier.renew(1, None).await;
@@ -107,7 +107,7 @@ impl Tier {
         self.store.announce(announcement, name, WITHIN).await.expect("announces")
     }
 
-    /// The announcement of a change with this answer: announces it separately, if the change's own step did not.
+    /// Announces a change that was answered with `answer`, unless the change's own step has announced it.
     async fn announced(
         &self,
         world: &World,
@@ -115,7 +115,7 @@ impl Tier {
         name: &ChangedName,
         answer: Announced,
     ) -> Announced {
-        // The worlds with claims are clusters.
+        // A world in which grants are claims is a cluster, where a change is announced separately.
         assert_eq!(matches!(answer, Announced::Separately), world.gives_claims(), "{answer:?}");
         if world.gives_claims() { self.announce_as(announcement, name).await } else { answer }
     }
@@ -171,7 +171,7 @@ fn sorted(mut members: Vec<Member>) -> Vec<Member> {
 }
 
 impl World {
-    /// Removes the registry, or the log alone; false where that can not be done.
+    /// Removes the registry, or only the log. Returns false where the store cannot do that.
     fn evict(&self, registry: bool) -> bool {
         match self {
             #[cfg(feature = "testing")]
@@ -261,7 +261,7 @@ async fn a_lost_registry_is_replaced_by_one_that_is_not_mature(world: &World) {
     assert_ne!(anew.registry.registry_id, first.registry.registry_id);
     assert!(!anew.registry.is_mature);
     assert_eq!(anew.announced, None);
-    // An announcer that knows the registry's id makes it mature, too.
+    // An announcer that knows the registry's id also makes the registry mature.
     let (two, registry_id) = (Tier::new(world).await, Some(anew.registry.registry_id));
     let announcement = Announcement { known_registry: registry_id, ..announcement(false) };
     assert!(audience(two.announce_as(&announcement, &value("a")).await).registry.is_mature);

@@ -1,4 +1,4 @@
-//! Waiters are notified in order, whatever happens to the holder.
+//! Waiters are notified in the order of the queue, whatever happens to the holder and to the waiters before them.
 
 use super::*;
 
@@ -87,7 +87,7 @@ async fn a_waiter_that_releases_gives_up_its_position(world: &World) {
     assert_eq!(holder.hand_over(0).await, HandedOver::ToWaiter);
     assert_eq!(stays.granted(world).await, 0);
     assert!(leaves.has_no_hints().await);
-    // Also if it was the only waiter.
+    // The position is also given up if it is the only one in the queue.
     let last = Flight::waiting(world, &key("k")).await;
     assert_eq!(last.release().await, TokenCheck::Lost);
     assert_eq!(stays.hand_over(0).await, HandedOver::Freed);
@@ -145,7 +145,7 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
             }
             assert_eq!(hints.granted, None, "{end}");
         }
-        // All waiters were notified, so none is left in the queue.
+        // All waiters were notified, so the queue is empty.
         let late = Flight::separate(world, &key(end)).await;
         let seen = bytes("v");
         late.acquire(Acquire { seen: Some(&seen), ..late.ask() }).await;
@@ -153,7 +153,7 @@ async fn every_end_of_a_lease_wakes_every_waiter(world: &World) {
     }
 }
 
-/// Invariant 3.
+/// Invariant 3 of the store: the waiter is registered before it tries to acquire.
 async fn a_wake_up_before_the_waiter_looks_is_retained(world: &World) {
     let holder = Flight::holding(world, &key("k")).await;
     let waiter = Flight::waiting(world, &key("k")).await;
@@ -182,8 +182,8 @@ async fn an_invalidation_ends_the_lease_and_notifies_holder_and_waiters(world: &
     assert_eq!(other.look_up().await, None);
 }
 
-/// If that entry was removed, nothing is stored. A step that is repeated because its first answer was lost takes effect
-/// once.
+/// If the entry that should be replaced was removed or replaced, nothing is stored. An insertion that is sent again because its first
+/// answer was lost takes effect once.
 async fn an_insertion_over_an_entry_replaces_no_other_entry(world: &World) {
     let one = Flight::separate(world, &key("k")).await;
     one.insert("a", None).await;

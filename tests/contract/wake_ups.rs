@@ -1,6 +1,6 @@
-//! Invariant 3 in a race: 10,000 waiters that start around the moment of the release.
+//! Invariant 3 of the store in a race: 10,000 waiters, each of which starts around the moment of the release.
 //!
-//! (Measured: acquire-then-register loses 13 % of such wake-ups, acquire-then-subscribe 43 %.)
+//! (Measured: if a waiter acquires before it registers, 13 % of such wake-ups are lost; if it acquires before it subscribes, 43 %.)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,26 +9,26 @@ use super::*;
 
 const ROUNDS: usize = 10_000;
 const LANES: usize = 20;
-/// The lease is [`LEASE`], so a wake-up that takes this long was lost.
+/// How long a waiter waits. The lease is [`LEASE`], so a wake-up that has not come by then was lost.
 const LOST: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 struct Tally {
     rounds: AtomicUsize,
-    /// Rounds in which the waiter found the lease held, and slept until a hint.
+    /// How many rounds had a waiter that found the lease held, and slept until a hint.
     slept: AtomicUsize,
-    /// Of these, the rounds in which the wake-up had arrived before the waiter awaited it.
+    /// In how many of these rounds the wake-up had arrived before the waiter awaited it.
     woken_before: AtomicUsize,
 }
 
-/// Yields up to `most` times: shifts two commands against each other by about a round trip.
+/// Yields up to `most` times, which shifts the caller's next command by up to about a round trip.
 async fn shift(most: u8) {
     for _ in 0..fastrand::u8(..=most) {
         tokio::task::yield_now().await;
     }
 }
 
-/// One key after another: a holder ends its lease at the moment when a waiter requests it.
+/// Uses one key after another: on each, a holder ends its lease at the moment when a waiter requests it.
 async fn lane(holder: Store, waiter: Store, lane: usize, tally: Arc<Tally>) {
     for round in 0..ROUNDS / LANES {
         let k = Key::new("race", &CacheKey::from((lane, round % 7)));
@@ -42,7 +42,7 @@ async fn lane(holder: Store, waiter: Store, lane: usize, tally: Arc<Tally>) {
                 _ => assert_eq!(first.commit("v").await, TokenCheck::Held),
             }
         };
-        // Registers before it asks, and asks before it sleeps, as `contend` does.
+        // The waiter registers before it asks, and asks before it sleeps, as `contend` does.
         let second = Flight::on(&waiter, &k);
         let wait = async {
             shift(3).await;

@@ -1,4 +1,4 @@
-//! The limit of concurrent loads that finds its own number, and the order in which waiting loads get their permits.
+//! The adaptive limit of concurrent loads, and the order in which waiting loads get their permits.
 //!
 //! On the in-memory store with a paused clock; the guards stand for replicas.
 
@@ -30,7 +30,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().expect("not poisoned")
 }
 
-/// The share of requests that were answered within two seconds after the fleet's cache was lost, and the most loads at once.
+/// Lets a fleet lose its cache. Returns the share of requests that were answered within two seconds, and the most loads at once.
 async fn surge(policy: PolicyBuilder, processes: usize) -> (f64, usize) {
     const RATE: u64 = 250;
     const KEYS: f64 = 7_500.0;
@@ -78,7 +78,7 @@ async fn a_fleet_that_lost_its_cache_finds_what_its_origin_can_do() {
     assert!(adaptive > right * 0.9 && most < 75, "{adaptive} of {right}, {most} loads at once");
 }
 
-/// Loads of a guard with one permit, which a first load holds until the gate opens.
+/// A guard with one permit, which a first load holds until the gate opens, so that other loads wait for it in line.
 struct Line {
     guard: StampedeGuard,
     gate: Gate,
@@ -94,7 +94,7 @@ impl Line {
         line
     }
 
-    /// A caller of `key`; it leaves when the handle is aborted.
+    /// Calls for `key` in a task. The caller leaves if the task is aborted.
     fn call(&self, key: u32) -> JoinHandle<bool> {
         let (guard, gate, loaded) = (self.guard.clone(), self.gate.clone(), Arc::clone(&self.loaded));
         let load = move || async move {
@@ -108,7 +108,7 @@ impl Line {
         tokio::spawn(async move { guard.get_or_load(key, load).await.is_ok() })
     }
 
-    /// The order of the loads after the first.
+    /// Opens the gate, and returns the order in which the other keys were loaded.
     async fn order(&self) -> Vec<u32> {
         sleep(ms(100)).await;
         self.gate.open();
@@ -142,7 +142,7 @@ async fn every_eighth_permit_goes_to_the_oldest_load() {
         drop(line.call(key));
         sleep(ms(1)).await;
     }
-    // The first permit was the holder's.
+    // The first permit of eight went to the load that held it, so the oldest load comes seventh here.
     assert_eq!(line.order().await[..8], [20, 19, 18, 17, 16, 15, 1, 14]);
 }
 
@@ -168,7 +168,7 @@ async fn refreshes_in_the_background_wait_behind_callers() {
     }
     sleep(secs(11)).await;
     let line = Line::begin(guard).await;
-    // Each is answered with the stale value, and begins a refresh.
+    // The first three callers receive the stale value, and each of them begins a refresh.
     for key in [1, 2, 3, 4, 5] {
         drop(line.call(key));
         sleep(ms(1)).await;
@@ -178,7 +178,7 @@ async fn refreshes_in_the_background_wait_behind_callers() {
     assert_eq!(order.len(), 5, "{order:?}");
 }
 
-/// Failures in most processes lower the limit to its least; then no more loads run at once.
+/// When loads fail in most processes, the limit falls to its least, and no more loads run at once.
 #[tokio::test(start_paused = true)]
 async fn an_origin_that_fails_is_asked_less_and_a_fixed_cap_is_the_ceiling() {
     let limit = AdaptiveLoads::new().start(40).min(3);
@@ -211,8 +211,8 @@ async fn an_origin_that_fails_is_asked_less_and_a_fixed_cap_is_the_ceiling() {
     assert_eq!(after.most_at_once(), 3, "the least");
 }
 
-/// A rolling update: processes with other bounds share the limit, each window's within the bounds of the process that closes it; those of a
-/// version without the limit load without a permit.
+/// As in a rolling update, processes with different bounds share the limit. The process that closes a window keeps the limit within its own
+/// bounds. Processes of a version without the limit load without a permit.
 #[tokio::test(start_paused = true)]
 async fn processes_with_other_settings_share_a_limit_within_the_widest_bounds() {
     let (store, _) = replicas(0, Policy::builder());
@@ -245,7 +245,7 @@ async fn processes_with_other_settings_share_a_limit_within_the_widest_bounds() 
     );
     assert!((7..=30).contains(&limited.most_at_once()), "{}", limited.most_at_once());
     assert_eq!(unlimited.most_at_once(), 100);
-    // Alone, the process with the lower bound applies it when it closes the next window.
+    // The process with the lower bound now runs alone, so it closes the next window, and applies its bound.
     load(&narrow, &Counter::default(), 3_000..3_100).await;
     let alone = Counter::default();
     load(&narrow, &alone, 4_000..4_200).await;

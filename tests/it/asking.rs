@@ -14,7 +14,7 @@ pub(crate) fn ask(guard: &StampedeGuard, origin: &Origin) -> JoinHandle<Result<u
     tokio::spawn(async move { guard.get_or_load("k", load).await })
 }
 
-/// Waits until this many commands have arrived: the first is a look-up, the second an acquire.
+/// Waits until the store has received this many commands: the first one is a look-up, the second one an acquire.
 pub(crate) async fn arrived(chaos: &ChaosStore, commands: u64) {
     while chaos.commands() < commands {
         sleep(Duration::from_micros(100)).await;

@@ -1,4 +1,4 @@
-//! Audits of hits, and the trial of a guard beside its callers' own loads. On the in-memory store with a paused clock.
+//! Audits of hits, and trials, in which a guard runs beside its callers' own loads. On the in-memory store with a paused clock.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -61,18 +61,18 @@ async fn ask(guard: &StampedeGuard, key: u64, origin: &Origin) -> u64 {
     guard.get_or_load(("key", key), || origin.load()).await.expect("infallible")
 }
 
-/// Audits that matched, differed and failed.
+/// The numbers of audits that matched, that differed and that failed.
 fn audits(guard: &StampedeGuard) -> (u64, u64, u64) {
     let stats = guard.stats();
     (stats.audits_matched, stats.audits_differed, stats.audits_failed)
 }
 
-/// Lets audits end, with their grace of a second.
+/// Waits until all audits have ended, including their grace of a second.
 async fn settle() {
     sleep(secs(3)).await;
 }
 
-/// The promise: at a thousand hits a second, one of a thousand audited.
+/// The promise: with a thousand hits a second, of which one in a thousand is audited, a stale value is found within a minute. Returns when.
 async fn seconds_until_found(policy: PolicyBuilder) -> u64 {
     let (guard, origin) = (guard(policy), Origin::default());
     ask(&guard, 1, &origin).await;
@@ -110,7 +110,7 @@ async fn without_audits_a_hit_loads_nothing() {
 async fn a_value_that_is_invalidated_within_the_grace_does_not_differ() {
     let (guard, origin) = (guard(audited(1.0)), Origin::default());
     ask(&guard, 1, &origin).await;
-    // The program writes first and invalidates next; an audit loads in between.
+    // The program writes to the origin first and invalidates next. An audit loads between both steps, and must not report a difference.
     origin.set(1);
     assert_eq!(ask(&guard, 1, &origin).await, 0);
     sleep(2 * LOAD).await;
@@ -206,19 +206,19 @@ async fn a_shutdown_does_not_wait_for_audits() {
     assert!(began.elapsed() < secs(1), "{:?}", began.elapsed());
 }
 
-/// A trial: a guard that serves nothing and counts all.
+/// In a trial, the guard serves no value, and counts what it would have done.
 #[tokio::test(start_paused = true)]
 async fn in_a_trial_each_caller_is_answered_by_its_own_load() {
     let policy = Policy::builder().fresh_for(secs(3_600)).shadow(true);
     let (guard, origin) = (guard(policy), Origin::default());
-    // A stampede.
+    // A hundred callers of one key come at once.
     assert_eq!(join_all((0..100).map(|_| ask(&guard, 1, &origin))).await, [0; 100]);
     settle().await;
     assert_eq!(origin.loads(), 100);
     let stats = guard.stats();
     assert_eq!((stats.led, stats.coalesced, stats.hits), (1, 99, 0));
     assert_eq!(stats.loads, 1, "the guard alone would have loaded once");
-    // The guard would have served the stored value, which is older than the callers' own.
+    // The guard would have served the stored value, which is older than the value of the caller's own load.
     origin.set(1);
     assert_eq!(ask(&guard, 1, &origin).await, 1);
     settle().await;
@@ -237,7 +237,7 @@ async fn in_a_trial_a_failed_load_is_its_own_callers() {
     assert_eq!(began.elapsed(), secs(30), "load_timeout");
 }
 
-/// A process on trial and another one, on one store.
+/// Two processes on one store: the first one is on trial.
 fn beside_a_trial(policy: impl Fn() -> PolicyBuilder) -> [StampedeGuard; 2] {
     let store = MemoryStore::new();
     [true, false].map(|shadow| {
@@ -246,7 +246,7 @@ fn beside_a_trial(policy: impl Fn() -> PolicyBuilder) -> [StampedeGuard; 2] {
     })
 }
 
-/// The load has read the origin when the change is acknowledged: a lease that came later would not know of it.
+/// The change is acknowledged when the load has already read the origin: a lease that is requested after that would not know of the change.
 #[tokio::test(start_paused = true)]
 async fn in_a_trial_nothing_is_stored_whose_load_began_before_its_lease() {
     for by_tag in [false, true] {
@@ -266,7 +266,7 @@ async fn in_a_trial_nothing_is_stored_whose_load_began_before_its_lease() {
     }
 }
 
-/// The store is slower than a caller on trial waits.
+/// The store answers later than a caller on trial is ready to wait, so the load has no lease.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
@@ -286,7 +286,7 @@ async fn in_a_trial_a_load_does_not_wait_for_a_slow_store_and_is_not_stored() {
     assert_eq!(other.get::<u64>(("key", 1)).await.expect("answered"), None);
 }
 
-/// The other process loads for itself as soon as the caller has left, and receives no failure.
+/// When the caller on trial leaves, the waiter in the other process loads for itself at once, and receives no failure.
 #[tokio::test(start_paused = true)]
 async fn a_caller_on_trial_that_leaves_is_no_failure_of_the_others() {
     let [trial, other] = beside_a_trial(Policy::builder);

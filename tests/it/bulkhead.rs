@@ -1,6 +1,6 @@
 //! The cap on concurrent loads of different keys: a fair queue in front of the origin, for the whole fleet.
 //!
-//! On the in-memory store with a paused clock; its four guards stand for replicas.
+//! On the in-memory store with a paused clock. Its four guards stand for four processes.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn load(guard: &StampedeGuard, key: usize, loads: &Counter) -> Result<usiz
 #[tokio::test(start_paused = true)]
 async fn the_fleet_runs_no_more_loads_than_the_cap_and_all_get_their_turn() {
     let (guards, loads) = (replicas(capped(3, secs(60), OnOverload::Shed)), Counter::default());
-    // Three callers of each of thirty keys: one load of each key, three at a time.
+    // Three callers request each of thirty keys: each key is loaded once, and three keys at a time.
     let calls = (0..90).map(|call| load(&guards[call % 4], call % 30, &loads));
     let started = Instant::now();
     for (call, value) in join_all(calls).await.into_iter().enumerate() {
@@ -213,7 +213,7 @@ async fn pages_of_stale_parts(policy: PolicyBuilder) -> (Counter, Duration) {
     (loads, took)
 }
 
-/// A page that receives the older part ends before the part's load does, and its permit then goes to another load.
+/// A page that is served the older part ends before the load of the part does. The permit of the page then goes to another load.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_outlives_its_outer_load_takes_its_own_permit() {
     let policy = capped(1, secs(20), OnOverload::Shed).soft_timeout(LOAD / 10);
@@ -221,7 +221,7 @@ async fn a_load_that_outlives_its_outer_load_takes_its_own_permit() {
     assert_eq!((loads.started(), loads.most_at_once()), (4, 1));
 }
 
-/// A page that waits for the reload of its part waits inside its own permit.
+/// A page that waits for the reload of its part lends it its own permit.
 #[tokio::test(start_paused = true)]
 async fn a_reload_inside_a_load_needs_no_second_permit() {
     let (loads, took) = pages_of_stale_parts(capped(1, secs(20), OnOverload::Shed)).await;
@@ -259,7 +259,7 @@ async fn keys_beyond_max_flights_do_not_go_past_the_cap() {
     }
 }
 
-/// Many callers of one key at once. Returns how many of them loaded, and their results.
+/// Sends many callers of one key at once. Returns how many of them loaded, and all results.
 async fn load_many(callers: usize, guard: &StampedeGuard) -> (usize, Vec<Result<usize, LoadError<String>>>) {
     let (loads, gate) = (Counter::default(), Gate::closed());
     let calls = (0..callers).map(|_| {
@@ -322,13 +322,13 @@ fn an_endless_permit_timeout_is_refused_by_name() {
     assert!(refused.to_string().contains("permit_timeout"), "{refused}");
 }
 
-/// Regression: after a load's task vanished, its permit came back only when the store had answered.
+/// Regression: when the task of a load vanished, its permit was released only once the store had answered.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_vanished_load_frees_its_permit_before_the_store_answers() {
     use stampede_guard::testing::{ChaosStore, Fault};
 
-    // With one caller the lease is handed over; six callers are more than the attempts to take over.
+    // A single caller's lease is handed over; six callers are more than there may be takeovers.
     for callers in [1, 6] {
         let (chaos, gate) = (ChaosStore::new(1), Gate::closed());
         let policy = capped(1, secs(50), OnOverload::Shed).lease(secs(60)).build().expect("valid");

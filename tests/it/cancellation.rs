@@ -1,4 +1,4 @@
-//! Promise 4: a caller that leaves, at any point, loses nothing for the others and leaks nothing.
+//! Promise 4: a caller may leave at any point. The other callers lose nothing, and nothing is left over.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A loader that counts and sleeps.
+/// A loader that counts its runs and sleeps.
 fn sleeper(
     loads: &Counter,
 ) -> impl FnOnce() -> std::pin::Pin<Box<dyn Future<Output = Result<u8, String>> + Send>> + Send + use<> {
@@ -95,7 +95,7 @@ async fn a_caller_dropped_at_any_await_point_loses_nothing() {
             for guard in &guards {
                 settle(guard).await;
             }
-            // The next call works, and does not have to wait for a left-over lease.
+            // The next call works, and does not have to wait until a lease that was left over has ended.
             let started = Instant::now();
             assert_eq!(guards[1].get_or_load("key", sleeper(&loads)).await.expect("loaded"), 1);
             assert!(started.elapsed() <= LOAD + ms(1), "dropped at poll {n}: waited {:?}", started.elapsed());
@@ -165,7 +165,7 @@ async fn waiting_longer_than_wait_timeout_fails_if_the_policy_says_so() {
     assert_eq!(leader.await.expect("joined").expect("loaded"), 1);
 }
 
-/// Regression: a caller that joined the first caller's flight was timed out together with the first caller.
+/// Regression: a caller that joined another caller's flight was timed out together with that caller.
 #[tokio::test(start_paused = true)]
 async fn a_late_waiter_has_its_own_wait_timeout() {
     for (takes, first, second) in [(5_000, (None, 500), (None, 900)), (700, (None, 500), (Some(1), 700))] {
@@ -200,7 +200,7 @@ async fn a_late_waiter_has_its_own_wait_timeout() {
     }
 }
 
-/// A flight without waiters does not ask for the lease.
+/// A flight whose waiters have all left sends no further acquire.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_flight_without_waiters_stops_asking_for_the_lease() {

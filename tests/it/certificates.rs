@@ -9,7 +9,7 @@ use redis::{Client, ClientTlsConfig, TlsCertificates};
 use crate::support::redis_server::RedisServer;
 use crate::support::tls_files::TlsFiles;
 
-/// The names and addresses by which tests reach a server on this machine.
+/// The names and addresses under which tests reach a server on this machine.
 pub(crate) const HERE: [&str; 2] = ["127.0.0.1", "localhost"];
 
 /// Signs certificates. Only clients and servers with this authority's certificate trust it.
@@ -79,7 +79,7 @@ impl Authority {
         client(url, &self.pem(), None)
     }
 
-    /// The same client with a client certificate.
+    /// Like [`client`](Self::client), with a client certificate.
     pub(crate) fn client_as(&self, url: &str, identity: &Identity) -> Client {
         client(url, &self.pem(), Some(identity))
     }
@@ -107,11 +107,11 @@ pub(crate) struct TlsServer {
 }
 
 impl TlsServer {
-    /// Presents a certificate, and verifies clients' certificates with the authority.
+    /// Starts a server that presents this certificate, and that verifies clients' certificates with the authority.
     pub(crate) fn start(authority: &Authority, identity: &Identity, args: &[&str]) -> Self {
         let files = authority.files(identity);
         let server_args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
-        // The last argument of a name counts, so `args` can override.
+        // If an argument occurs twice, the server uses the last one, so `args` can override these.
         let plain = RedisServer::with_args_of(|| [files.arguments(), server_args.clone()].concat());
         let tls_port = plain.tls_port().expect("it has one");
         Self { plain, tls_port, files }

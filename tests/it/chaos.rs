@@ -1,4 +1,4 @@
-//! Minimal reproductions of failures that the simulation has found.
+//! Minimal reproductions of defects that the simulation has found.
 
 use std::time::Duration;
 
@@ -8,9 +8,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::asking::{arrived, ask, load};
 
-/// A waiter has read a stale value and waits for a load. The value is invalidated without notice to the waiter, and
-/// its own load fails. Regression: the waiter stored the stale value again, and it was served to all callers from then
-/// on.
+/// A waiter has read a stale value and waits for a load. The value is invalidated, the waiter is not notified, and its own load fails.
+/// Regression: the waiter stored the stale value again, and from then on all callers were served it.
 #[tokio::test(start_paused = true)]
 async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
     for is_notified in [true, false] {
@@ -42,7 +41,7 @@ async fn an_invalidated_value_is_not_stored_again_for_a_failed_load() {
     }
 }
 
-/// A value that was not invalidated still stands in.
+/// The same situation without an invalidation: the stale value stands in.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_was_not_invalidated_stands_in_for_a_failed_load() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -58,7 +57,7 @@ async fn a_value_that_was_not_invalidated_stands_in_for_a_failed_load() {
     assert_eq!(origin.loads("k"), 2, "the failure was sent to the fleet, for the back-off");
 }
 
-/// No caller waits for the background refresh, and without the store every process would load.
+/// No caller waits for a background refresh. If refreshes continued without the store, every process would load.
 #[tokio::test(start_paused = true)]
 async fn a_background_refresh_does_not_go_on_without_the_store() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -81,7 +80,7 @@ async fn a_background_refresh_does_not_go_on_without_the_store() {
     origin.wait_for_loads("k", 2).await;
 }
 
-/// Regression: as the look-up had failed, the refresh took the fresh value that its acquire found instead of loading.
+/// Regression: after its failed look-up, the refresh returned the fresh value that its acquire found, instead of loading.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
     for (policy, loads) in [(OnStoreDown::FailOpen, 2), (OnStoreDown::FailClosed, 1)] {
@@ -99,8 +98,7 @@ async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
     }
 }
 
-/// More refreshes than `max_flights`: the others load alone, but not if the store is down and the policy is
-/// `FailClosed`.
+/// There are more refreshes than `max_flights`. Those beyond it load alone, but not while the store is down and the policy is `FailClosed`.
 #[tokio::test(start_paused = true)]
 async fn fail_closed_refreshes_beyond_max_flights_do_not_reach_the_origin() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -115,7 +113,7 @@ async fn fail_closed_refreshes_beyond_max_flights_do_not_reach_the_origin() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// Regression: this was recorded only as a store error, and callers with enough budget were recorded instead.
+/// Regression: such a caller was recorded only as a store error, and callers that had budget left were recorded instead.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_continues_after_its_budget_is_recorded() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -128,8 +126,8 @@ async fn a_caller_that_continues_after_its_budget_is_recorded() {
     assert_eq!((stats.budget_exceeded, stats.fail_open_loads, stats.store_errors), (1, 1, 1));
 }
 
-/// Two policies in one process: a caller with a short budget does not wait for the look-up of a caller with a long
-/// one, and the latter does not get the former's timeout.
+/// There are two policies in one process. A caller with a short budget does not wait as long as a look-up of a caller with a long budget
+/// may take, and the latter does not receive the timeout of the former.
 #[tokio::test(start_paused = true)]
 async fn a_shared_look_up_keeps_each_callers_budget() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -143,8 +141,8 @@ async fn a_shared_look_up_keeps_each_callers_budget() {
     };
     assert_eq!(ask(&patient).await.unwrap().0, 0);
 
-    // Slower than the short budget allows, and fast enough for the long one. A queued caller waits for the read before
-    // its own, too.
+    // The latency is longer than the short budget allows, and short enough for the long one. A caller in the queue also waits for the read
+    // before its own.
     for guards in [[&hurried, &hurried, &patient, &patient], [&patient, &patient, &hurried, &hurried]] {
         chaos.latency(Duration::from_millis(200), Duration::from_millis(200));
         let calls = guards.map(|guard| (std::ptr::eq(guard, &patient), ask(guard)));
@@ -160,8 +158,8 @@ async fn a_shared_look_up_keeps_each_callers_budget() {
     assert_eq!(origin.loads("k"), 3, "the hurried load once each, and no other caller");
 }
 
-/// A server that refuses commands (out of memory, loading) is still connected. Regression: a waiter that was retrying
-/// after a disconnect repeated its question as fast as the server answered, until its budget was used up.
+/// A server that refuses commands (out of memory, loading) is still connected. Regression: a waiter that was retrying after a disconnect
+/// repeated its command as fast as the server answered, until its budget was used up.
 #[tokio::test(start_paused = true)]
 async fn a_refusing_server_is_retried_with_pauses() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -174,7 +172,7 @@ async fn a_refusing_server_is_retried_with_pauses() {
     }
     let before = chaos.commands();
     chaos.inject(Fault::OutOfMemory, 1.0);
-    // The waiter asks when the lease that it knows of would have ended, and then loads by itself.
+    // The waiter takes again when the lease that it knows of would have ended, and then loads without the store.
     origin.wait_for_loads("k", 2).await;
     assert!(chaos.commands() - before < 25, "{} commands", chaos.commands() - before);
 }
@@ -203,11 +201,11 @@ async fn a_leader_renews_in_time_whatever_messages_it_gets() {
     assert_eq!((guard.stats().leases_lost, other.get::<u64>("k").await.unwrap()), (0, Some(0)));
 }
 
-/// A waiter asks for the lease, gets no answer, asks again and leads; the key is invalidated; then the first command
-/// runs. Regression: with the same token it restored the lease, and the older value was stored.
+/// A waiter's acquire has no answer, so the waiter sends another one, and leads. The key is invalidated, and then the first acquire runs.
+/// Regression: that acquire restored the lease, because it had the same token, and the older value was stored.
 #[tokio::test(start_paused = true)]
 async fn a_late_acquire_does_not_restore_a_lease_after_an_invalidation() {
-    // The seed determines when the late command runs: within three seconds.
+    // The seed determines when the late command runs, which is within three seconds.
     for seed in 0..40 {
         let (chaos, origin) = (ChaosStore::new(seed), Origin::new());
         let leader = chaos.replica();
@@ -225,7 +223,7 @@ async fn a_late_acquire_does_not_restore_a_lease_after_an_invalidation() {
         assert_eq!(chaos.struck(Fault::Ghost), 1, "the waiter's acquire");
         chaos.inject(Fault::WakeLost, 1.0);
         other.invalidate("k").await.unwrap();
-        // The former waiter leads now, and the message of the invalidation is lost: it learns of it from its first renewal, a
+        // The former waiter leads now, and the message about the invalidation is lost: the waiter learns of it from its first renewal, a
         // third of the lease after its grant. Its load ends just before that.
         sleep(Duration::from_millis(600)).await;
         origin.release();
@@ -268,7 +266,7 @@ async fn an_expiry_does_not_restore_a_value_invalidated_meanwhile() {
     assert_eq!(chaos.struck(Fault::ErrorAfter), 1);
 }
 
-/// A failed command that was retried is one error. Regression: the failed read of an `expire` was recorded twice.
+/// A command that failed and was retried counts as one error. Regression: a failed read of `expire` was counted twice.
 #[tokio::test(start_paused = true)]
 async fn each_failed_command_counts_once() {
     let chaos = ChaosStore::new(1);
@@ -292,8 +290,8 @@ async fn each_failed_command_counts_once() {
     }
 }
 
-/// A load without the lease was joined by later callers without a look-up. Regression: while it ran, no caller of its
-/// process got a value that another process stored, and callers got values that another process had invalidated.
+/// Later callers joined a load without the lease, and made no look-up. Regression: while it ran, no caller of its process received a value
+/// that another process had stored, and callers received values that another process had invalidated.
 #[tokio::test(start_paused = true)]
 async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
     for what in ["stored", "invalidated", "refused"] {
@@ -315,7 +313,7 @@ async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
             assert_eq!(ask(&guard, &origin).await.unwrap().unwrap(), version);
             assert!(began.elapsed() < Duration::from_millis(50), "{:?}", began.elapsed());
         } else {
-            // A store that answers and refuses: its callers share one more load, instead of one load each.
+            // If the store answers and refuses, these callers share one more load, instead of loading once each.
             chaos.inject(Fault::OutOfMemory, if what == "refused" { 1.0 } else { 0.0 });
             other.invalidate("k").await.unwrap();
             let later: Vec<_> = (0..10).map(|_| ask(&guard, &origin)).collect();
@@ -334,7 +332,7 @@ async fn callers_that_can_ask_the_store_join_no_load_without_the_lease() {
     }
 }
 
-/// Regression: callers after their `wait_timeout` joined a load of their process that began before the invalidation.
+/// Regression: callers joined, after their `wait_timeout`, a load of their process that had begun before the invalidation.
 #[tokio::test(start_paused = true)]
 async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -348,8 +346,7 @@ async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
     origin.wait_for_loads("k", 1).await;
     older.push(ask(&waiting, &origin));
     origin.wait_for_loads("k", 2).await;
-    // It waits behind the leader as the first caller did, and hears of the invalidation; another process gets the
-    // lease.
+    // This caller waits behind the leader like the first one, and is notified of the invalidation. Another process gets the lease.
     let later = ask(&waiting, &origin);
     sleep(Duration::from_millis(100)).await;
     replica.stop();

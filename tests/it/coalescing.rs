@@ -1,4 +1,4 @@
-//! Promise 1 on the in-memory store: one load, for any callers and any outcome.
+//! Promise 1 on the in-memory store: one load, however many callers there are and whatever its outcome.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn replicas(n: usize) -> Vec<StampedeGuard> {
     (0..n).map(|_| StampedeGuard::new(store.clone())).collect()
 }
 
-/// S2.3: a waiter gets the value of the one load, and does not load.
+/// S2.3: a waiter receives the value of the one load, and does not load.
 #[tokio::test(start_paused = true)]
 async fn callers_of_all_replicas_share_one_load() {
     let (guards, loads) = (replicas(4), Counter::default());
@@ -164,10 +164,10 @@ async fn an_uncacheable_value_never_queues_its_waiters() {
     };
     let started = Instant::now();
     join_all((0..40).map(call)).await;
-    // The waiters learn that it is uncacheable when the first load ends, and then all load at once.
+    // The waiters learn that the value is uncacheable when the first load ends, and then all of them load at once.
     assert_eq!((loads.started(), loads.most_at_once()), (40, 39));
     assert!(started.elapsed() < LOAD * 2 + Duration::from_millis(50), "{:?}", started.elapsed());
-    // While this is known, new callers do not wait at all.
+    // As long as the store knows that it is uncacheable, new callers do not wait at all.
     let started = Instant::now();
     join_all((0..40).map(call)).await;
     assert_eq!((loads.started(), loads.most_at_once()), (80, 40));
@@ -307,7 +307,7 @@ async fn stored_lifetimes_are_spread() {
     for key in 0..200 {
         guard.insert(("key", key), &key).await.expect("stored");
     }
-    // Fresh for 60 s less up to 10 %.
+    // The value is fresh for 60 s less up to 10 % of jitter.
     tokio::time::advance(Duration::from_millis(53_900)).await;
     assert_eq!(store.len(), 200);
     tokio::time::advance(secs(3)).await;

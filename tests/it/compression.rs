@@ -1,4 +1,4 @@
-//! `compress_from`: long values take less of the store, and nothing else changes.
+//! `compress_from`: long values take less room in the store, and nothing else changes.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Fresh for exactly 10 s, and then stored for failures.
+/// Values are fresh for exactly 10 s, and stored for longer, to stand in for failed loads.
 fn policy() -> PolicyBuilder {
     Policy::builder().fresh_for(secs(10)).stale_if_error(secs(600)).ttl_jitter(0.0)
 }
@@ -26,7 +26,7 @@ fn guard(store: &MemoryStore, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::builder(store.clone()).policy(policy.build().expect("valid")).build().expect("valid")
 }
 
-/// JSON of `length` bytes or a little more, of rows that differ.
+/// JSON text of at least `length` bytes, with rows that differ.
 fn json(length: usize) -> String {
     let mut text = String::from("[");
     for id in 0.. {
@@ -53,8 +53,8 @@ async fn load(guard: &StampedeGuard, loads: &Counter, result: Result<&str, &str>
     guard.get_or_load("k", load).await.expect("a value")
 }
 
-/// If the store did not know the bytes that its callers have seen, each of their acquires would find the old entry again, and no
-/// load would be stored.
+/// An acquire names the entry that its caller has seen. If the store did not recognise the compressed bytes, each acquire would find the
+/// old entry again, and no load would be stored.
 #[tokio::test(start_paused = true)]
 async fn a_compressed_value_that_has_expired_is_replaced_by_one_load() {
     let (store, loads) = (MemoryStore::new(), Counter::default());
@@ -63,7 +63,7 @@ async fn a_compressed_value_that_has_expired_is_replaced_by_one_load() {
     assert_eq!(load(&guards[0], &loads, Ok(&texts[0])).await, texts[0]);
     for (round, text) in texts[1..].iter().enumerate() {
         advance(secs(11)).await;
-        // Each of the three, the one without the setting among them, replaces a compressed value once.
+        // In turn each of the three guards, also the one without the setting, replaces a compressed value by one load.
         assert_eq!(load(&guards[round], &loads, Ok(text)).await, *text);
         assert_eq!(loads.started(), round + 2);
         for guard in &guards {
@@ -86,7 +86,7 @@ async fn a_compressed_value_stands_in_for_a_failed_load_and_can_be_expired() {
     for number in 1..=2 {
         guards[0].expire("k").await.expect("expired");
         for guard in &guards {
-            // The second caller receives what the first one has stored again.
+            // The first caller stores the older value again after the failure, and the second one receives that.
             assert_eq!(load(guard, &loads, Err("no route")).await, text);
         }
         assert_eq!(loads.started(), number);
@@ -111,7 +111,7 @@ async fn a_value_beyond_the_readers_max_body_is_served() {
     assert_eq!(guards[1].stats().unreadable, 0);
 }
 
-/// A stored entry is not decompressed to any length that it states. What is left of it is for the processes whose policies allow it.
+/// An entry is not decompressed if it states a length that the process's policy does not allow. The entry stays for processes that may.
 #[tokio::test(start_paused = true)]
 async fn an_entry_that_only_other_processes_can_read_stays_theirs() {
     let (store, [of_wide, of_narrow]) = (MemoryStore::new(), [(); 2].map(|()| Counter::default()));
@@ -126,7 +126,7 @@ async fn an_entry_that_only_other_processes_can_read_stays_theirs() {
     let found = report.findings.iter().find(|finding| finding.check == "entries").expect("it is seen");
     assert!(found.found.contains("compressed") && found.advice.contains("max_body"), "{report}");
     assert!(wide.doctor().await.findings.iter().all(|finding| finding.check != "entries"));
-    // What it can store replaces the entry.
+    // A value that this process can store replaces the entry.
     narrow.insert("k", &"short".to_owned()).await.expect("stored");
     assert_eq!(load(&wide, &of_wide, Err("not called")).await, "short");
 }
@@ -157,7 +157,7 @@ async fn a_copy_in_memory_is_the_value_itself_and_counts_with_its_full_size() {
     let compressed = bytes(&small).await;
     plain.insert("k", &text).await.expect("stored");
     let whole = bytes(&plain).await;
-    // A copy of a compressed entry keeps the stored form beside the value.
+    // The copy of a compressed entry keeps the compressed form, too.
     let more = compressed - whole;
     assert!(more > 0 && more < 25_000, "{compressed} {whole}");
 }
@@ -173,7 +173,7 @@ mod on_redis {
         StampedeGuard::builder(server.client()).policy(policy).build().expect("valid")
     }
 
-    /// The bytes of all values on the server.
+    /// The length of all values on the server, in bytes.
     fn stored(server: &RedisServer) -> usize {
         let is_text = |key: &String| server.run::<String>(&["TYPE", key]) == "string";
         let length = |key: String| server.run::<usize>(&["STRLEN", &key]);
@@ -209,7 +209,7 @@ mod on_redis {
             let stats = guard.stats();
             assert_eq!((stats.unreadable, stats.store_errors, stats.commits_refused), (0, 0, 0));
         }
-        // Shorter than the setting.
+        // This value is shorter than the setting.
         guards[0].insert("k", &"x".repeat(FROM - 100)).await.expect("stored");
         assert!(stored(&server) > FROM - 100);
     }

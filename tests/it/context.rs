@@ -1,6 +1,6 @@
 //! `LoadContext` and direct calls: lifetimes set by the loader, validators, refresh and expire.
 //!
-//! On the in-memory store with a paused clock.
+//! The tests run on the in-memory store with a paused clock.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Fresh for exactly 10 s.
+/// Values are fresh for exactly 10 s.
 fn policy() -> PolicyBuilder {
     Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0)
 }
@@ -72,7 +72,7 @@ async fn do_not_store_shares_a_value_with_waiters_and_no_later_caller() {
     assert_eq!(loads.started(), 2);
 }
 
-/// Regression: a window that was set after `do_not_store` had the value stored, and served for a failed load.
+/// Regression: a loader that set a stale window after `do_not_store` had its value stored, and served for a failed load.
 #[tokio::test(start_paused = true)]
 async fn do_not_store_wins_over_every_lifetime() {
     let guard = guard(policy());
@@ -239,7 +239,7 @@ async fn an_expired_value_is_loaded_again_and_stands_in_if_that_fails() {
     assert_eq!(ask(Ok(2)).await.ok(), Some(2));
 }
 
-/// Regression: for a value beyond 64 KiB, all waiters in other processes loaded for themselves at once.
+/// Regression: if the value was longer than 64 KiB, all waiters in other processes loaded for themselves at once.
 #[tokio::test(start_paused = true)]
 async fn a_long_value_that_is_not_stored_is_shared_with_all_waiters() {
     let (store, loads) = (MemoryStore::new(), Counter::default());
@@ -258,7 +258,7 @@ async fn a_long_value_that_is_not_stored_is_shared_with_all_waiters() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Regression: the waiter got the older value that the second `expire` retained for failed loads.
+/// Regression: the waiter received the older value, which the second `expire` had retained for failed loads.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_does_not_receive_an_expired_value() {
     let store = MemoryStore::new();
@@ -329,7 +329,7 @@ async fn an_inserted_negative_value_is_stored_for_negative_for() {
     assert_eq!(fresh(&guard).await, Some(10), "no lifetime of its own was requested");
 }
 
-/// Regression: this panicked in the flight, so all waiters loaded for themselves, and nothing was stored.
+/// Regression: such a lifetime panicked in the flight, so all waiters loaded for themselves, and nothing was stored.
 #[tokio::test(start_paused = true)]
 async fn an_endless_lifetime_is_accepted() {
     for jitter in [0.0, 0.1, 0.9] {

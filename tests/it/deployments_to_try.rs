@@ -1,10 +1,10 @@
-//! `make cluster`, `make sentinel` and `make secured`: the commands that they print for an operator work.
+//! `make cluster`, `make sentinel` and `make secured` print commands for an operator. These commands work.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use crate::support::example::Example;
 
-/// A running script. It is stopped in order even if a test fails, because only the script knows its servers.
+/// A running script. Even if a test fails, it is stopped by a signal, because only the script knows the servers that it has started.
 struct Deployment(Example);
 
 impl Drop for Deployment {

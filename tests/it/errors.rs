@@ -1,4 +1,4 @@
-//! The error of a failed load, as a caller reads it: where it failed, when, and the causes.
+//! The error of a failed load, as a caller reads it: where the load failed, when, and the causes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, join};
 use futures_util::poll;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
-/// Regression: the text of every shared failure named "another process".
+/// Regression: the text of every shared failure named "another process", also when the load had failed in the same process.
 #[tokio::test(start_paused = true)]
 async fn an_error_text_claims_no_other_process_where_there_is_none() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
@@ -35,7 +35,7 @@ async fn an_error_text_claims_no_other_process_where_there_is_none() {
     }
 }
 
-/// Regression: of `no user` caused by `no route`, the other callers received only `no user`.
+/// Regression: when a load failed with `no user` caused by `no route`, its waiters received only `no user`.
 #[tokio::test(start_paused = true)]
 async fn the_causes_of_a_failure_reach_every_caller() {
     let policy = Policy::builder().error_for(Duration::from_secs(3)).build().expect("valid");
@@ -49,7 +49,7 @@ async fn the_causes_of_a_failure_reach_every_caller() {
     assert!(matches!(&there, LoadError::Remote(text) if text == "no user: no route"), "{there:?}");
 }
 
-/// Regression: this was reported as a panic.
+/// Regression: a load whose runtime shut down was reported as a panic.
 #[tokio::test]
 async fn a_load_in_a_runtime_that_shuts_down_is_reported_as_vanished() {
     let guard = StampedeGuard::in_memory();
@@ -71,7 +71,7 @@ async fn a_load_in_a_runtime_that_shuts_down_is_reported_as_vanished() {
     assert_eq!(error.to_string(), "the load ended without an outcome: its task was dropped");
 }
 
-/// As in a server with a runtime per core. Regression: all waiters loaded for themselves at once, beyond any cap.
+/// As in a server with a runtime per core. Regression: all waiters of the runtime that ended loaded for themselves at once, beyond any cap.
 #[test]
 fn waiters_of_a_runtime_that_ends_load_once_more_in_all() {
     let policy = short().max_concurrent_loads(1).build().expect("valid");
@@ -79,7 +79,7 @@ fn waiters_of_a_runtime_that_ends_load_once_more_in_all() {
     assert_eq!(loads, 1, "and one lease that passed");
 }
 
-/// Regression: the same for waiters that loaded after their `wait_timeout` for another process's load.
+/// Regression: the same fault for waiters that load beside the lease, after their `wait_timeout` for another process's load.
 #[test]
 fn waiters_beside_the_lease_load_once_more_in_all_too() {
     const WAIT: Duration = Duration::from_millis(100);
@@ -112,7 +112,7 @@ fn without_end(
     }
 }
 
-/// How many of 50 callers load, if they joined a load after `waited` and its runtime then ends.
+/// Lets 50 callers join a load that has been running for `waited`, and ends that load's runtime. Returns how many of the callers load.
 fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
     let (ends, stays) = (worker(), worker());
     let (begun, begins) = std::sync::mpsc::channel();
@@ -150,7 +150,7 @@ fn loads_when_a_runtime_ends(guard: StampedeGuard, waited: Duration) -> usize {
     loads.load(Ordering::SeqCst)
 }
 
-/// Regression: every operation was reported as "replacing the entry".
+/// Regression: the error of every unconfirmed change said "replacing the entry".
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_unconfirmed_change_names_its_operation() {

@@ -1,10 +1,9 @@
-//! The examples on a Redis that is missing or restricted, and their output on one that works.
+//! The examples on a Redis that is missing or has restricted users, and what they print on one that works.
 
 use crate::support::example::Example;
 use crate::support::redis_server::{RedisServer, free_port};
 
-/// The most likely mistake is an address without a server. Requests are answered all the same, so the log is the only
-/// sign.
+/// The most likely mistake is an address without a server. Requests are answered even then, so the log is the only sign of it.
 #[tokio::test]
 async fn a_missing_server_is_reported_with_advice() {
     let url = format!("redis://127.0.0.1:{}/", free_port());
@@ -31,7 +30,8 @@ async fn an_example_that_needs_the_server_reports_the_failure_in_one_line() {
     }
 }
 
-/// As in a pipeline. A service's user has no right to `sg1:*`, so the doctor must not need it either.
+/// The doctor may run with the user of a service, as in a pipeline. That user has no right to `sg1:*` as a whole, so the doctor must not
+/// need it.
 #[tokio::test]
 async fn the_doctor_runs_as_the_user_of_one_service() {
     let server = RedisServer::start();
@@ -44,7 +44,7 @@ async fn the_doctor_runs_as_the_user_of_one_service() {
     assert!(status.success(), "{status}");
 }
 
-/// Runs an example to its end on a new server.
+/// Runs an example on a new server until it ends.
 async fn on_redis(name: &str) -> Example {
     let server = RedisServer::start();
     let mut example = Example::start(name, &[("REDIS_URL", &server.url())]);
@@ -58,7 +58,7 @@ async fn on_redis(name: &str) -> Example {
 async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
     let quickstart = on_redis("quickstart").await;
     quickstart.printed("1000 requests at once for one cold key; 3 replicas that meet on Redis.");
-    // Loads and commands.
+    // In each row, the number of loads and the number of commands.
     let row = |name: &str| -> (usize, Option<usize>) {
         let row = quickstart.printed(name);
         let columns: Vec<_> = row.split_whitespace().collect();
@@ -68,7 +68,7 @@ async fn the_quickstart_prints_one_load_and_few_commands_on_redis() {
     for (name, loads) in [("guarded, cold ", 1), ("guarded, again ", 0)] {
         let (led, commands) = row(name);
         assert_eq!(led, loads, "{name}");
-        // A thousand requests: far fewer than one command each, but some.
+        // A thousand requests need some commands, but far fewer than one each.
         assert!((1..=100).contains(&commands.expect("a number")), "{name}: {commands:?}");
     }
 }
@@ -99,7 +99,7 @@ async fn the_local_example_shows_hits_from_memory_and_invalidations_that_reach_t
     assert_eq!(hits("get_or_load without copies "), (1_000, 0));
     for name in ["get_or_load with local_for ", "load().get_shared with local_for "] {
         let (redis, memory) = hits(name);
-        // A renewal that is late on a busy machine sends some hits to Redis.
+        // If a renewal is late on a busy machine, some reads go to Redis meanwhile.
         assert!(redis + memory == 1_000 && memory >= 500, "{name}: {redis} and {memory}");
     }
     for price in [449, 379] {

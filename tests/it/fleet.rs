@@ -21,17 +21,17 @@ struct Config {
     keys: usize,
 }
 
-/// The report of one process: its answers in order, with errors as text.
+/// What one process reports: its answers in order, with errors as text.
 #[derive(Serialize, Deserialize)]
 struct Report {
     answers: Vec<Result<String, String>>,
-    /// The time until the last answer.
+    /// How long it took until the last answer.
     took: Duration,
     flights: u64,
     tasks: u64,
 }
 
-/// In bytes: a longer value is not shared.
+/// The longest value that is shared, in bytes.
 const MAX_BODY: usize = 1_024;
 
 /// A machine that runs 24 processes on two cores stalls for longer than the default timeouts. These tests are about
@@ -68,7 +68,7 @@ fn load_keys(mut child: Child) -> BoxFuture<'static, ()> {
         let began = tokio::time::Instant::now();
         let answers = join_all(calls).await;
         let took = began.elapsed();
-        // The callers have their answers a moment before the tasks end.
+        // The callers receive their answers a moment before the tasks end, so this waits.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
         while guard.stats().tasks > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -134,7 +134,7 @@ async fn a_hundred_keys_at_once_load_once_each() {
     }
 }
 
-/// Usual elsewhere: 40 loads and 8.1 s, because each waiter tries in turn.
+/// Without shared failures each waiter would load in turn: 40 loads in 8.1 s.
 /// S2.13
 #[tokio::test]
 async fn a_failing_load_runs_once_for_the_whole_fleet() {
@@ -147,7 +147,7 @@ async fn a_failing_load_runs_once_for_the_whole_fleet() {
     }
 }
 
-/// S2.13 for a value that can not be shared: every waiter loads at once, in parallel with the others.
+/// S2.13 for a value that cannot be shared: every waiter loads, all at the same time.
 #[tokio::test]
 async fn a_value_over_max_body_is_loaded_by_all_waiters_at_once() {
     const LOAD: Duration = Duration::from_millis(500);
@@ -156,7 +156,7 @@ async fn a_value_over_max_body_is_loaded_by_all_waiters_at_once() {
     assert_eq!(origin.loads("k0"), 40, "each its own");
     for report in &reports {
         assert!(report.answers.iter().all(|answer| answer.as_ref() == Ok(&long)));
-        // The first load, and then their own loads. One after the other they would take twenty seconds.
+        // The time of the first load, and that of all other loads together. If these ran one after another, they would take twenty seconds.
         assert!(report.took < LOAD * 2 + Duration::from_secs(5), "{:?}", report.took);
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the tests' own support, on which the other modules rely.
+//! Tests of the tests' own support, on which all other modules rely.
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,7 @@ use crate::support::rounds::{Rounds, Timing};
 
 const BOUND: Duration = Duration::from_secs(10);
 
-/// A pause before the claim that something did not happen. On a slow machine it proves less, but it never fails
-/// wrongly.
+/// A pause, after which a test claims that something did not happen. On a slow machine that proves less, but it never fails wrongly.
 async fn a_while() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
@@ -33,7 +32,7 @@ struct LoadConfig {
     key: String,
 }
 
-/// Loads one key at the origin when the parent says so.
+/// A child that loads one key at the origin when its parent says so.
 fn load_once(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: LoadConfig = child.config();
@@ -49,7 +48,7 @@ fn panic_at_once(_: Child) -> BoxFuture<'static, ()> {
     Box::pin(async { panic!("the last words of a child") })
 }
 
-/// Owns a stopped server and a stopped child, and waits to be killed.
+/// A child that owns a stopped server and a stopped process, and waits to be killed.
 fn be_a_parent(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let server = RedisServer::start();
@@ -245,7 +244,7 @@ async fn nothing_outlives_a_killed_parent_even_if_stopped() {
     assert!(is_alive(server) && is_alive(grandchild));
     fleet.member(0).kill();
     eventually("server and grandchild die", BOUND, async || !is_alive(server) && !is_alive(grandchild)).await;
-    // Its owner was killed.
+    // The process that should remove the folder was killed.
     std::fs::remove_dir_all(folder).expect("the folder of the server");
 }
 
@@ -375,7 +374,7 @@ fn five_late_rounds_are_too_many() {
     }
 }
 
-/// A few slow times among many do not matter; a median of more than twice the promise does.
+/// A few slow times among many do not matter. A median is only allowed to be twice the promise.
 #[test]
 fn a_median_has_no_slack_but_its_own() {
     let ms = Duration::from_millis;

@@ -69,8 +69,8 @@ async fn an_insert_during_a_load_stays() {
     assert_eq!(guard.get::<u8>("key").await.expect("store"), Some(2));
 }
 
-/// A caller that may have come after an invalidation asks again once, and then counts as earlier than the next load:
-/// with invalidations faster than loads, no caller waits for ever, and none loads alone.
+/// A caller whose load may be older than an invalidation asks again once, and then counts as earlier than the next load. So with
+/// invalidations faster than loads, no caller waits for ever, and none loads alone.
 #[tokio::test(start_paused = true)]
 async fn under_invalidations_that_are_faster_than_loads_each_caller_asks_again_once() {
     let (store, loads) = (MemoryStore::new(), Counter::default());

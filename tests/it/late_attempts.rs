@@ -1,4 +1,4 @@
-//! Promise 5 for a change that is sent again: once it is confirmed, an attempt at it that comes late changes nothing.
+//! Promise 5 for a change that is sent several times: once the change is confirmed, an earlier attempt that arrives late changes nothing.
 //!
 //! Regression: an insertion whose first attempt was late came back after an acknowledged invalidation, insertion or refresh, and a late
 //! attempt at an invalidation removed a newer value. The cases run in memory, on one server and on a cluster
@@ -11,7 +11,7 @@ use stampede_guard::testing::{ChaosStore, Fault};
 use stampede_guard::{Backend, MemoryStore, Policy, StampedeGuard};
 use tokio::time::sleep;
 
-/// A process whose commands may be late, and another one on the same store.
+/// Two processes on one store. The commands of the first one may be late.
 pub(crate) struct Two<S> {
     chaos: ChaosStore<S>,
     late: StampedeGuard,
@@ -37,7 +37,7 @@ impl<S: Into<Backend> + Clone + Send + Sync + 'static> Two<S> {
         two
     }
 
-    /// The next command gets no answer in time, and runs later.
+    /// From now on: the next command of the first process gets no answer in time, and runs later.
     fn first_is_late(&self) {
         self.chaos.once(Fault::Ghost);
     }
@@ -46,7 +46,7 @@ impl<S: Into<Backend> + Clone + Send + Sync + 'static> Two<S> {
     async fn all_have_run(&self) {
         assert!(self.chaos.struck(Fault::Ghost) > 0);
         sleep(Duration::from_millis(3_100)).await;
-        // Behind the last one, on its connection.
+        // This read is sent on the same connection as the late commands, so they have run when it is answered.
         while self.late.get::<u32>("k").await.is_err() {}
     }
 
@@ -65,7 +65,7 @@ impl<S: Into<Backend> + Clone + Send + Sync + 'static> Two<S> {
 
 pub(crate) type Case<S> = (&'static str, fn(Two<S>) -> LocalBoxFuture<'static, Option<u32>>, Option<u32>);
 
-/// Each case, with the value that must be there in the end.
+/// All cases, each with the value that must be stored in the end.
 pub(crate) fn cases<S: Into<Backend> + Clone + Send + Sync + 'static>() -> Vec<Case<S>> {
     vec![
         ("an insertion before an invalidation", |two| Box::pin(insertion_and_invalidation(two)), None),
@@ -140,7 +140,7 @@ async fn namespace<S: Into<Backend> + Clone + Send + Sync + 'static>(mut two: Tw
     two.value().await
 }
 
-/// A call that has failed, and another one of the program, which is confirmed at once.
+/// An insertion that has failed, and another change by the program, which is confirmed at once.
 async fn failed_insertion<S: Into<Backend> + Clone + Send + Sync + 'static>(two: Two<S>) -> Option<u32> {
     two.chaos.inject(Fault::Ghost, 1.0);
     two.late.insert("k", &1_u32).await.expect_err("not confirmed");
@@ -194,7 +194,7 @@ async fn a_late_attempt_at_a_confirmed_change_changes_nothing() {
     all_hold(MemoryStore::new()).await;
 }
 
-/// Regression: with connections that were killed, 31 of 60 keys ended with the former value.
+/// Regression: while connections were killed, 31 of 60 keys ended with the former value.
 #[tokio::test(start_paused = true)]
 async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_former_is_sent_again() {
     let chaos = ChaosStore::new(1);
@@ -211,10 +211,10 @@ async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_fo
     assert_eq!(guard.get::<u32>("k").await.unwrap(), Some(6));
 }
 
-/// A change that is not confirmed may still happen. A caller that waits for a load meanwhile finds its value, which was stored only now
-/// and is as old as the call.
+/// A change that was not confirmed may still run. A caller that waits for a load meanwhile finds the inserted value. It was stored only
+/// now, but its lifetime counts from the call that inserted it.
 ///
-/// Regression: whatever was found instead of an awaited lease was served, however old.
+/// Regression: a value that was found instead of an awaited lease was served, however old it was.
 #[tokio::test(start_paused = true)]
 async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime() {
     let chaos = ChaosStore::new(1);
@@ -242,8 +242,8 @@ async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime(
     assert_eq!((led.unwrap(), found.unwrap()), (2, 3));
 }
 
-/// Found by the simulation (seed 1556): a value is stored long after its load has ended, because its process was stopped then. The flight
-/// of another process that waits for it gives it to the callers that waited, and to none that came after the value had ended.
+/// Found by the simulation (seed 1556): a value is stored long after its load has ended, because its process was stopped in between. A
+/// flight of another process that waits for it returns it to the callers that waited, and to none that came after the value's lifetime.
 #[tokio::test(start_paused = true)]
 async fn a_flight_that_waited_for_a_value_does_not_return_it_to_a_caller_that_came_after_its_end() {
     let chaos = ChaosStore::new(1);

@@ -1,5 +1,5 @@
-//! Promise 5 where the store's replies reach one process later than another: no caller receives a value older than an
-//! invalidation that any process had confirmed before the call.
+//! Promise 5 where the store's replies reach one process later than another: no caller receives a value older than an invalidation that was
+//! confirmed to any process before the call.
 //!
 //! Regression: a caller joined a flight on which the commit or the last acquire had already run, and received a value
 //! that another process had invalidated since: 20 of 20 callers, with replies 20 ms late.
@@ -43,7 +43,7 @@ fn open() -> Gate {
 #[tokio::test(start_paused = true)]
 async fn a_caller_between_a_commit_and_its_reply_receives_no_older_value() {
     let (slow, near) = slow_and_near();
-    // A look-up, an acquire, and a commit that arrives after 50 ms.
+    // The commands are a look-up, an acquire, and a commit, which arrives after 50 ms.
     let first = call(&slow, 1, &open());
     sleep(WAY * 11 / 2).await;
     assert_eq!(near.get::<u32>("k").await.expect("read"), Some(1), "the commit has run");
@@ -56,7 +56,7 @@ async fn a_caller_between_a_commit_and_its_reply_receives_no_older_value() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_between_an_acquire_and_its_reply_receives_no_older_value() {
     let (slow, near) = slow_and_near();
-    // A look-up, and an acquire that arrives after 30 ms.
+    // The commands are a look-up and an acquire, which arrives after 30 ms.
     let first = call(&slow, 9, &open());
     sleep(WAY * 5 / 2).await;
     assert_eq!(call(&near, 1, &open()).await.expect("joined"), 1);
@@ -67,7 +67,7 @@ async fn a_caller_between_an_acquire_and_its_reply_receives_no_older_value() {
     assert_eq!(later.await.expect("joined"), 2, "invalidated before its request");
 }
 
-/// The common case costs nothing: a commit takes one round trip, and callers that come during it share one look-up.
+/// The rule costs nothing in the common case: a commit takes one round trip, and callers that come during it share one look-up.
 #[tokio::test(start_paused = true)]
 async fn callers_between_a_commit_and_its_reply_share_a_look_up() {
     let chaos = ChaosStore::new(1);
@@ -80,6 +80,6 @@ async fn callers_between_a_commit_and_its_reply_share_a_look_up() {
     for later in later {
         assert_eq!(later.await.expect("joined"), 1);
     }
-    // Two look-ups, an acquire and a commit; and one look-up for the callers that queued behind the second one.
+    // There were two look-ups, an acquire and a commit, and one look-up for the callers that queued behind the second look-up.
     assert_eq!((chaos.commands(), slow.stats().loads), (5, 1));
 }

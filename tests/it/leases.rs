@@ -1,4 +1,4 @@
-//! A lease and its waiters when a fault strikes at the end of the lease.
+//! A lease and its waiters, when a fault strikes while the lease ends.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// A lease that outlasts every wait here: a lease that is not released makes the test fail.
+/// A lease that outlasts every wait in these tests, so that a lease that is not released makes the test fail.
 fn policy() -> PolicyBuilder {
     Policy::builder().lease(secs(60))
 }
@@ -22,7 +22,7 @@ fn node(chaos: &ChaosStore, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::new(chaos.clone()).with_policy(policy.build().expect("valid"))
 }
 
-/// The process may still hold the lease, and no other process would end it.
+/// The answer to the release was lost, so the process may still have the lease, and no other process would end it.
 #[tokio::test(start_paused = true)]
 async fn a_lease_without_a_confirmed_end_is_released() {
     for answer in [Answer::Value, Answer::Fail, Answer::Panic] {
@@ -42,8 +42,8 @@ async fn a_lease_without_a_confirmed_end_is_released() {
     }
 }
 
-/// A waiter that misses its wake-up sleeps for the rest of the lease that it knew of, and must still find the failure
-/// then.
+/// A waiter that misses its wake-up sleeps for the rest of the lease that it knew of. It must still find the outcome of the failed load
+/// after that.
 #[tokio::test(start_paused = true)]
 async fn a_failure_stays_until_the_last_waiter_can_read_it() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -53,7 +53,7 @@ async fn a_failure_stays_until_the_last_waiter_can_read_it() {
     let leads = ask(&leading, &origin);
     origin.wait_for_loads("k", 1).await;
     let waits = ask(&waiting, &origin);
-    // More than one third of the lease: it is renewed once.
+    // The load takes longer than a third of the lease, so the lease is renewed once.
     sleep(secs(21)).await;
     chaos.inject(Fault::WakeLost, 1.0);
     origin.release();
@@ -63,7 +63,7 @@ async fn a_failure_stays_until_the_last_waiter_can_read_it() {
     assert_eq!(origin.loads("k"), 1);
 }
 
-/// The first waiter's time is over. A later caller joins the remaining waiters, and the process does not wait twice.
+/// The first waiter's time is over. A later caller joins the remaining waiters, so that only one flight of the process waits.
 #[tokio::test(start_paused = true)]
 async fn a_caller_after_the_first_has_left_joins_the_remaining_waiters() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -87,8 +87,7 @@ async fn a_caller_after_the_first_has_left_joins_the_remaining_waiters() {
     assert_eq!(origin.loads("k"), 1);
 }
 
-/// Regression: the values were never stored, and no warning said why: nothing renews a lease while the runtime's only
-/// thread is blocked.
+/// While the runtime's only thread is blocked, nothing renews the lease. Regression: the values were never stored, and no warning said why.
 #[tokio::test]
 async fn blocking_the_thread_for_longer_than_the_lease_is_warned_of() {
     let warnings = Warnings::default();

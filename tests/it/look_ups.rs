@@ -47,7 +47,7 @@ async fn callers_at_one_moment_share_one_read_behind_the_first_callers_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// No caller waits for ever, and none receives a value older than it knew of when it called.
+/// A read that several callers share may not be older than any of these calls, and no caller may wait for ever.
 #[tokio::test(start_paused = true)]
 async fn repeated_callers_receive_no_value_older_than_they_know() {
     const CALLS: u64 = 300;
@@ -78,7 +78,7 @@ async fn repeated_callers_receive_no_value_older_than_they_know() {
     assert!((CALLS..CALLS * 2).contains(&reads), "{reads} for {} calls", CALLS * CALLERS as u64);
 }
 
-/// No caller is left to read for, or one.
+/// All callers that a read would be for have left, or all but one.
 #[tokio::test(start_paused = true)]
 async fn no_read_is_made_for_callers_that_left() {
     let (chaos, origin) = (chaos(), Origin::new());
@@ -102,7 +102,7 @@ async fn no_read_is_made_for_callers_that_left() {
             assert!(poll!(ask).is_pending());
         }
         callers.drain(staying..);
-        // In another task than the one that polled them first.
+        // The callers are now polled by another task than the one that polled them first.
         for answer in tokio::spawn(join_all(callers)).await.expect("joined") {
             assert_eq!(answer.expect("answered"), Some(7));
         }
@@ -123,7 +123,7 @@ async fn callers_at_one_moment_that_find_nothing_read_once() {
     assert_eq!(chaos.commands(), 3, "a look, an acquire and a commit");
 }
 
-/// Callers that come while it loads read nothing either.
+/// A load is running. Callers that come meanwhile join it without a look-up.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_joins_a_load_reads_nothing() {
     let (chaos, origin) = (chaos(), Origin::new());
@@ -151,8 +151,8 @@ async fn callers_of_a_shared_read_check_it_against_their_own_tags() {
     let plain = StampedeGuard::new(chaos.clone());
     let tagged = plain.with_policy(Policy::builder().tags(["t"]).build().expect("valid"));
     let version = origin.change("k");
-    // The first two callers read, for themselves and for the queue. For a value that was read without tags, its own
-    // tags are checked by another command, and a caller with more tags reads it again.
+    // Two reads are made: one for the first caller, and one for the queue. If a value was read without tags, its own tags are checked by
+    // another command, and a caller with more tags reads it again.
     let cases = [
         ([&plain, &plain, &tagged, &tagged, &plain], 2 + 2 + 1 + 1),
         ([&tagged, &tagged, &plain, &plain, &tagged], 1 + 1),
@@ -166,7 +166,7 @@ async fn callers_of_a_shared_read_check_it_against_their_own_tags() {
             }
         }
         assert_eq!(origin.loads("k"), loads + 1);
-        // It has the tag now, so that every caller accepts it.
+        // The value has the tag now, so every caller accepts it.
         let before = chaos.commands();
         assert_eq!(ask(&guards, &origin).await, [version; 5]);
         assert_eq!(chaos.commands() - before, reads);
@@ -176,7 +176,7 @@ async fn callers_of_a_shared_read_check_it_against_their_own_tags() {
     }
 }
 
-/// While another process refreshes a stale value, a process asks once whether it may refresh, and not for each caller.
+/// While another process refreshes a stale value, a process asks the store once, not once per caller, whether it may refresh.
 #[tokio::test(start_paused = true)]
 async fn a_process_served_stale_asks_once_whether_to_refresh() {
     let (chaos, origin) = (chaos(), Origin::new());
@@ -197,8 +197,8 @@ async fn a_process_served_stale_asks_once_whether_to_refresh() {
     assert_eq!(origin.loads("k"), 2);
 }
 
-/// The first caller is not polled meanwhile, as in a large buffer of futures; and another policy would wait for
-/// seconds. The callers queued behind it must not wait for either.
+/// The first caller is not polled while its read runs, as in a large buffer of futures, and its policy would let it wait for seconds. The
+/// callers that are queued behind it must wait for neither.
 #[tokio::test(start_paused = true)]
 async fn an_unpolled_first_read_delays_the_others_by_one_commands_time() {
     let chaos = chaos();
@@ -218,7 +218,7 @@ async fn an_unpolled_first_read_delays_the_others_by_one_commands_time() {
     assert_eq!(guard.stats().store_errors, 0);
 }
 
-/// Regression: a queued caller waited for the read before it and then for its own, each for the whole budget.
+/// Regression: a queued caller waited for the read before its own, and then for its own, and for each as long as its whole budget.
 #[tokio::test(start_paused = true)]
 async fn a_caller_queued_for_a_read_waits_no_longer_than_its_budget() {
     for then in [OnStoreDown::FailOpen, OnStoreDown::FailClosed] {
@@ -246,8 +246,7 @@ async fn a_caller_queued_for_a_read_waits_no_longer_than_its_budget() {
     }
 }
 
-/// A failed look-up found nothing; a value that is loaded while the callers wait is newer than any that it could have
-/// found.
+/// A caller whose look-up failed has found nothing. A value that is loaded while it waits is newer than any value that it could have found.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -257,7 +256,7 @@ async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
         guard.load("k").refresh(move |_| async move { origin.load("k").await })
     };
     for round in 1..=3 {
-        // The look-up of the first caller, and the look-up of the queued ones.
+        // Both look-ups fail: that of the first caller, and that of the queued callers.
         for _ in 0..2 {
             chaos.once(Fault::ErrorBefore);
         }
@@ -269,8 +268,7 @@ async fn a_refresh_with_a_failed_look_up_shares_a_concurrent_load() {
     }
 }
 
-/// After a failed refresh the value backs off in the whole fleet, also for a caller that could not read it: the value
-/// is served without a load.
+/// After a failed refresh the value backs off in the whole fleet. A caller that could not read it is served it, too, without a load.
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_a_failed_look_up_is_served_a_value_that_backs_off() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -291,7 +289,7 @@ async fn a_caller_with_a_failed_look_up_is_served_a_value_that_backs_off() {
     assert_eq!(origin.loads("k"), 1, "the first");
 }
 
-/// A refresh always wants a load; the policy decides whether it may load without the store.
+/// A refresh always loads. The policy decides whether it may load without the store.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_with_a_failed_look_up_loads_or_fails_as_the_policy_says() {
     for then in [OnStoreDown::FailOpen, OnStoreDown::FailClosed] {
@@ -310,9 +308,9 @@ async fn a_refresh_with_a_failed_look_up_loads_or_fails_as_the_policy_says() {
     }
 }
 
-/// A caller queued for a read that was dropped because there was a flight to join, and then the flight went on without
-/// the store. Regression: the caller was treated as one that had found nothing, and loaded beside the flight: now and
-/// then two loads of one key in a herd, when the server died.
+/// A caller waits in the queue for a read. The read is dropped, because there is a flight to join, and then that flight loses the store.
+/// Regression: the caller was treated like one whose look-up found nothing, and loaded beside the flight. So there were occasionally two
+/// loads of a key when the server died.
 #[tokio::test(start_paused = true)]
 async fn a_queued_caller_joins_a_flight_that_lost_the_store() {
     let (chaos, origin) = (chaos(), Origin::new());
@@ -329,7 +327,7 @@ async fn a_queued_caller_joins_a_flight_that_lost_the_store() {
     assert!(poll!(&mut queues).is_pending());
     origin.wait_for_loads("k", 1).await;
     assert!(poll!(&mut queues).is_pending());
-    // As long as another flight would ask the store for a lease.
+    // By then another flight would have asked the store for a lease, and loaded.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((origin.loads("k"), guard.stats().loads), (1, 1));
     leads.abort();

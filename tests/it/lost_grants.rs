@@ -1,4 +1,4 @@
-//! Waiters for locks that miss their message, get it twice, or get a forged one.
+//! Waiters for locks whose message is lost, arrives twice, or is forged.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ fn chaos(seed: u64) -> ChaosStore {
     chaos
 }
 
-/// Counts the holders while it holds: no more than `most` may hold at once.
+/// Counts the holder while it has the lock. At most `most` may have it at once.
 async fn has_it(holders: &AtomicUsize, most: usize) {
     let before = holders.fetch_add(1, Ordering::SeqCst);
     assert!(before < most, "{before} have it");
@@ -25,8 +25,8 @@ async fn has_it(holders: &AtomicUsize, most: usize) {
     holders.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The lock is granted to the waiter, and the message is lost. The waiter asks when the holder's TTL would have ended,
-/// and not later.
+/// The lock is granted to the waiter, and the message is lost. The waiter asks when the holder's TTL would have ended, and not later than
+/// that.
 #[tokio::test(start_paused = true)]
 async fn a_lost_grant_costs_the_rest_of_the_holders_ttl() {
     let chaos = chaos(1);
@@ -49,7 +49,7 @@ async fn a_lost_grant_costs_the_rest_of_the_holders_ttl() {
     assert!(late > TTL / 2 && late < TTL, "{late:?}");
 }
 
-/// With lost, repeated and forged messages, each waiter has its turn, and at most as many hold as may.
+/// Although messages are lost, repeated and forged, each waiter has its turn, and there are never too many holders.
 #[tokio::test(start_paused = true)]
 async fn every_waiter_has_its_turn_whatever_messages_are_lost() {
     const FAULTS: [(Fault, f64); 4] = [

@@ -1,4 +1,4 @@
-//! Many keys at once. On the in-memory store; the clones of one store are the processes of a fleet.
+//! Calls for many keys at once. On the in-memory store, whose clones are the processes of a fleet.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ fn on(store: &MemoryStore, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::builder(store.clone()).policy(policy).build().expect("valid")
 }
 
-/// The keys of each call. A key's value is the key times ten, loaded in a second.
+/// Records the keys of each call of a loader. The value of a key is the key times ten, and a call takes a second.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<Vec<u64>>>>);
 
@@ -60,7 +60,7 @@ async fn one_call_loads_the_missing_keys_in_the_order_and_with_the_duplicates_of
     let answers = guard.get_or_load_many([3, 2, 1, 3, 2], calls.load()).await;
     assert_eq!(values(answers), [Some(30), Some(20), Some(10), Some(30), Some(20)]);
     assert_eq!(calls.taken(), [[1, 3]]);
-    // All are stored, each under its own key, as a single value of the same type is.
+    // All values are stored, each under its own key, in the form of a value that was loaded alone.
     let load = || async { Err::<Option<u64>, _>("is stored") };
     assert_eq!(guard.get_or_load(1_u64, load).await.expect("stored"), Some(10));
     assert_eq!(values(guard.get_or_load_many([1, 2, 3], calls.load()).await).len(), 3);
@@ -75,7 +75,7 @@ async fn overlapping_sets_load_each_key_once_in_the_fleet() {
     let fleet: Vec<_> = (0..8).map(|_| on(&store, Policy::builder())).collect();
     let calls = Calls::default();
     let asks = fleet.iter().enumerate().flat_map(|(process, guard)| {
-        // Two callers per process: one asks in the other order.
+        // Each process has two callers, which name the keys in different orders.
         let mut keys: Vec<u64> = (0..30).map(|key| (key + process as u64 * 5) % 50).collect();
         let up = (keys.clone(), guard.get_or_load_many(keys.clone(), calls.load()));
         keys.reverse();
@@ -196,7 +196,7 @@ async fn a_cancelled_callers_call_goes_on_and_is_stored() {
     assert_eq!(found.expect("answers"), [Some(10), Some(20), Some(30)]);
 }
 
-/// If a flight of the batch waited for a permit of its own, the flight that has the only one would wait for it.
+/// If each flight of the batch waited for a separate permit, the flight that has the only permit would wait for the others for ever.
 #[tokio::test(start_paused = true)]
 async fn a_call_takes_one_permit_for_all_its_keys() {
     let store = MemoryStore::new();

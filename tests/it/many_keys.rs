@@ -8,7 +8,7 @@ use stampede_guard::StampedeGuard;
 
 type Loading = BoxFuture<'static, Result<Vec<(u64, u64)>, String>>;
 
-/// A loader of many keys that counts them.
+/// A loader of many keys that counts the keys that it loads.
 fn counting_loader(loads: &Arc<AtomicUsize>) -> impl Fn(Vec<u64>) -> Loading + Send + Sync + 'static {
     let loads = Arc::clone(loads);
     move |keys: Vec<u64>| {
@@ -39,7 +39,7 @@ pub(crate) async fn by_a_warm_up(guard: &StampedeGuard, keys: u64, loads: &Arc<A
     assert_eq!((warmed.stored + warmed.found, warmed.failed), (keys, 0), "{warmed:?}");
 }
 
-/// After all of them: each key was loaded once, and `guard` finds each value.
+/// Checks, after all calls have ended, that each key was loaded once, and that `guard` finds each value.
 pub(crate) async fn loaded_and_stored_once(
     guard: &StampedeGuard,
     keys: u64,

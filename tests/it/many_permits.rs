@@ -12,14 +12,14 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::gate::{Counter, Gate};
 
-/// For all that is to happen to have happened: the clock moves only when each task waits.
+/// A time after which everything has happened that can: the paused clock moves only when all tasks wait.
 const SETTLED: Duration = Duration::from_millis(100);
 /// How long each load takes.
 const LOAD: Duration = Duration::from_secs(1);
 
 type Values = HashMap<u64, u64>;
 
-/// Loads that one guard's callers make, under one permit.
+/// The callers of one guard, whose loads share one permit.
 #[derive(Clone)]
 struct Callers {
     guard: StampedeGuard,
@@ -64,7 +64,7 @@ impl Callers {
         })
     }
 
-    /// A load that has the only permit until the gate opens.
+    /// Starts a load that holds the only permit until the gate opens.
     async fn hold(&self) -> (Gate, impl Future<Output = ()>) {
         let gate = Gate::closed();
         let (guard, opened) = (self.guard.clone(), gate.clone());
@@ -84,8 +84,8 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// The flight of key 1 has the permit and takes the loader of the call for both keys, which has the lease of key 2 and waits for
-/// that permit.
+/// The flight of key 1 gets the permit, and runs the loader of the call for both keys. That call has the lease of key 2, and key 2 waits
+/// for the same permit.
 #[tokio::test(start_paused = true)]
 async fn a_call_does_not_wait_for_its_key_that_waits_for_the_permit_of_that_call() {
     let callers = Callers::on(&MemoryStore::new());
@@ -152,7 +152,7 @@ async fn a_loader_is_not_called_without_keys() {
     callers.guard.set_bypass(true);
     let many = callers.many([1, 2]);
     tokio::task::yield_now().await;
-    // It has begun, and its call was not made yet.
+    // The call has begun, and has not called its loader yet.
     many.abort();
     sleep(SETTLED).await;
     let calls = callers.calls.lock().expect("no panic");

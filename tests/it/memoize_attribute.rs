@@ -17,7 +17,7 @@ use tokio::time::sleep;
 pub(crate) struct Origin(Arc<AtomicUsize>);
 
 impl Origin {
-    /// How often it was called.
+    /// How many times the origin was called so far.
     pub(crate) fn calls(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
@@ -29,7 +29,7 @@ impl Origin {
 
 type Never<T> = Result<T, LoadError<Infallible>>;
 
-/// The clock decides, not chance.
+/// A guard without jitter, so that the clock alone decides when a value is stale.
 fn exact() -> StampedeGuard {
     let policy = Policy::builder().ttl_jitter(0.0).build().expect("valid");
     StampedeGuard::in_memory().with_policy(policy)
@@ -64,7 +64,7 @@ async fn the_key_function_names_what_the_function_stores() {
     assert_eq!(price(&guard, &origin, 7, "EUR").await.expect("loaded"), "7 EUR");
 }
 
-/// Regression of a kind that other attributes have: their default key is a function's name, so two functions share values.
+/// Other attributes use the function's name as the default key, so two functions with one name would share values.
 #[tokio::test]
 async fn functions_of_one_name_have_the_keys_that_their_attributes_set() {
     mod users {
@@ -85,7 +85,7 @@ async fn functions_of_one_name_have_the_keys_that_their_attributes_set() {
     assert_ne!(users::find_key(7), orders::find_key(7));
 }
 
-/// A service with its guard, as it is in the state of a router.
+/// A service that has its guard as a field, like the state of a router.
 #[derive(Clone)]
 struct Shop {
     guard: StampedeGuard,
@@ -123,7 +123,7 @@ impl Shop {
         Ok(format!("{id} on the {}", self.region))
     }
 
-    /// Without a receiver, and without `Self`: nothing in the function shows that it is in an `impl`.
+    /// The function has neither a receiver nor `Self`, so nothing in it shows that it is in an `impl`.
     #[memoize(guard = *GUARD, name = "open")]
     async fn open(day: &'static str) -> Never<bool> {
         Ok(day != "sunday")
@@ -216,7 +216,7 @@ async fn a_generic_function_stores_each_type_under_its_own_key() {
         assert_eq!(row::<String, ()>(&guard, &origin, 7, PhantomData).await.expect("loaded"), "text 7");
     }
     assert_eq!(origin.calls(), 2);
-    // Of the type parameters only those of the key are left.
+    // The key function has only those type parameters that the key uses.
     assert_eq!(row_key::<String>(7).to_string(), "texts:7");
     assert_eq!(count::<100, _>(guard.clone(), &origin, 1).await.expect("loaded"), 104);
     assert_eq!(count::<200, _>(guard.clone(), &origin, 1).await.expect("loaded"), 205);
@@ -316,12 +316,12 @@ async fn settings_change_the_policy_of_the_guard_and_leave_its_others() {
         let late = own(&guard, &origin, 0).await.expect_err("too long");
         assert_eq!(late.guard().map(|error| error.kind()), Some(ErrorKind::Timeout), "{late:?}");
     }
-    // The short value is stored, the long one is not; the failure is stored, as the guard's policy says.
+    // The short value is stored, and the long one is not. The failure is stored, because the guard's policy says so.
     assert_eq!(origin.calls(), 4);
     sleep(Duration::from_secs(11)).await;
     own(&guard, &origin, 1).await.expect("loaded");
     assert_eq!(origin.calls(), 5);
-    // A policy that is set later is changed in the same way.
+    // The attribute's settings also apply on top of a policy that is set later.
     let longer = guard.policy().to_builder().fresh_for(Duration::from_secs(100)).build().expect("valid");
     guard.set_policy(longer).expect("allowed");
     own(&guard, &origin, 2).await.expect("loaded");
@@ -342,7 +342,7 @@ async fn settings_that_contradict_each_other_are_an_error_of_the_call() {
     assert!(failed.to_string().contains("load_timeout"), "{failed}");
 }
 
-/// A guard that is dropped closes its connections, whatever functions it was called with.
+/// A guard that is dropped closes its connections, because no function that it was passed to keeps it.
 #[tokio::test]
 async fn a_function_keeps_no_guard() {
     let store = MemoryStore::new();
@@ -363,7 +363,7 @@ async fn counters_are_those_of_the_guard() {
     assert_eq!((stats.loads, stats.hits), (2, 1), "{stats:?}");
 }
 
-/// What stands around the function is still there: attributes, visibility, the body's own `?`, inner items and macros.
+/// The attribute keeps what surrounds the function's code: other attributes, visibility, `?` in the body, inner items and macros.
 #[must_use]
 #[allow(clippy::too_many_arguments, reason = "to see that a key has twelve parts")]
 #[memoize(guard = GUARD, name = "many", skip(m, n))]

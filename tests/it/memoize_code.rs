@@ -1,4 +1,4 @@
-//! The attribute `#[memoize]` beside code of any names: statics, texts and other attributes.
+//! The attribute `#[memoize]` in programs whose own names could collide with the generated code: statics, texts and other attributes.
 
 use std::convert::Infallible;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use crate::traces::Spans;
 
 type Never<T> = Result<T, LoadError<Infallible>>;
 
-/// What a program calls its settings.
+/// A program's type of settings.
 struct Setup {
     guard: LazyLock<StampedeGuard>,
     name: &'static str,

@@ -1,5 +1,5 @@
-//! Promise 9 in bytes that the system counts: a full in-memory store takes no more than its capacity. In a separate
-//! process, in which nothing else grows.
+//! Promise 9, measured in bytes that the system counts: a full in-memory store takes no more than its capacity. Each test runs in a
+//! separate process, in which nothing else grows.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -16,14 +16,14 @@ const MIB: usize = 1024 * 1024;
 /// The capacity of the store that is filled.
 const CAPACITY: usize = 16 * MIB;
 
-/// Bytes that this process has in memory; `None` where there is no `/proc`.
+/// How many bytes of this process are in memory; `None` where there is no `/proc`.
 fn resident() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<usize>().ok()? * 1024)
 }
 
-/// Puts entries until some are evicted. Reports the bytes that this took, and the number of entries.
+/// Puts entries until some are evicted. Reports how many bytes that took, and how many entries there are.
 async fn filled(mut child: Child, store: MemoryStore, mut put: impl AsyncFnMut(u64)) {
     child.ready();
     child.wait_go().await;
@@ -32,7 +32,7 @@ async fn filled(mut child: Child, store: MemoryStore, mut put: impl AsyncFnMut(u
     }
     let before = resident();
     let (mut number, mut most) = (100, 0);
-    // Well beyond the first eviction, so that the maps have reached their final size.
+    // Continues well beyond the first eviction, until the maps have reached their final size.
     while store.len() as u64 > number - number / 4 {
         for _ in 0..100 {
             put(number).await;
@@ -96,7 +96,7 @@ async fn a_store_full_of_small_values_takes_no_more_than_its_capacity() {
     }
 }
 
-/// In memory a hit never waits, so only the runtime's budget lets other tasks run.
+/// A hit in memory never waits for anything, so other tasks run only because of the runtime's budget.
 #[tokio::test]
 async fn a_task_that_only_hits_lets_other_tasks_run() {
     let guard = StampedeGuard::in_memory();

@@ -59,7 +59,7 @@ fn requests_loads_and_waits_are_recorded_without_keys_in_labels() {
 #[test]
 fn counters_exist_from_the_start_with_their_units_and_help_texts() {
     let recorded = Recorded::default();
-    // No runtime: a guard can be made before there is one.
+    // There is no runtime here: a guard can be made before there is one.
     let guard = metrics::with_local_recorder(&recorded, StampedeGuard::in_memory);
     let names = recorded.names();
     for metric in METRICS.iter().filter(|metric| metric.kind == Kind::Counter) {
@@ -125,7 +125,7 @@ fn a_recorder_that_is_installed_later_receives_all_earlier_counts() {
             guard.get_or_load(("k", key), || loads_after(secs(1))).await.expect("loaded");
         }
         let _installed = metrics::set_default_local_recorder(&recorded);
-        // A second, and the time of the task that publishes.
+        // Two seconds are enough for a second of waiting and for the task that publishes.
         sleep(secs(2)).await;
         assert_eq!(recorded.count("stampede_guard_loads_total{policy=default}"), Some(7));
         guard.get_or_load("last", || loads_after(secs(1))).await.expect("loaded");
@@ -236,7 +236,7 @@ fn failures_of_loads_are_recorded_by_their_reason() {
     }
 }
 
-/// The alert "waits near wait_timeout" counts these, because each policy has another `wait_timeout`.
+/// The alert "waits near wait_timeout" needs this counter, because each policy has another `wait_timeout`.
 #[test]
 fn waits_of_four_fifths_of_wait_timeout_are_long() {
     virtual_time(async {
@@ -251,7 +251,7 @@ fn waits_of_four_fifths_of_wait_timeout_are_long() {
     });
 }
 
-/// A leader that is killed says nothing; its successor notices.
+/// A leader that is killed reports nothing, so its successor reports the lease that expired.
 #[test]
 fn a_lease_that_ends_with_its_holder_is_recorded_by_its_successor() {
     let store = MemoryStore::new();
@@ -264,12 +264,12 @@ fn a_lease_that_ends_with_its_holder_is_recorded_by_its_successor() {
         let load = dead.get_or_load("key", std::future::pending::<Result<u8, String>>);
         tokio::time::timeout(Duration::from_millis(50), load).await.expect_err("it has no end");
     });
-    // With its runtime the load ends, and the renewals of its lease.
+    // The load and the renewals of its lease end with their runtime.
     drop(dying);
     runtime().block_on(async {
         live.get_or_load("key", || loads_after(Duration::ZERO)).await.expect("loaded after the lease");
         assert_eq!((live.stats().leases_expired, live.stats().led), (1, 1));
-        // A lease that its holder has ended is none of these.
+        // A lease that its holder has ended in any way does not count.
         live.invalidate("key").await.expect("invalidated");
         live.get_or_load("key", || loads_after(Duration::ZERO)).await.expect("loaded");
         assert_eq!(live.stats().leases_expired, 1);
@@ -295,7 +295,7 @@ fn a_lease_that_is_handed_over_has_not_expired() {
     });
 }
 
-/// The names of metrics in a text.
+/// The names of metrics that occur in a text.
 fn named(text: &str) -> BTreeSet<&str> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .filter(|word| word.starts_with("stampede_guard_") && word.len() > "stampede_guard_".len())

@@ -1,4 +1,4 @@
-//! Many callers, keys and nodes in random order, by seed: in any order, no caller hangs, no older value is returned
+//! Many callers, keys and nodes in a random order that a seed determines: whatever the order, no caller hangs, no older value is returned
 //! after an invalidation, and nothing is left over.
 //!
 //! The nodes share one in-memory store and a paused clock, so thousands of virtual seconds pass in one. A
@@ -50,7 +50,7 @@ async fn load(
     script: Script,
 ) -> Result<(u64, String), String> {
     origin.loads.fetch_add(1, Ordering::SeqCst);
-    // Read at the start: the oldest version that a load may return.
+    // The version at the beginning of the load: the load may return no older one.
     let version = origin.versions[key as usize].load(Ordering::SeqCst);
     sleep(takes).await;
     match script {
@@ -102,8 +102,8 @@ async fn run(seed: u64) {
                 origin.versions[key as usize].fetch_add(1, Ordering::SeqCst);
                 guard.invalidate(("key", key)).await.expect("memory never fails");
             }
-            // In memory the message arrives with the invalidation, so promise 5 is strict on every node once the
-            // notified tasks have run.
+            // In memory the message arrives together with the invalidation, so promise 5 holds on every node as soon as the notified tasks
+            // have run.
             for _ in 0..20 {
                 tokio::task::yield_now().await;
             }
@@ -130,14 +130,14 @@ async fn run(seed: u64) {
     while let Some(done) = callers.join_next().await {
         done.expect("no caller panics");
     }
-    // Loads without callers still run to their ends; then nothing is left.
+    // Loads whose callers have left still run to their ends. After that nothing is left.
     sleep(Duration::from_secs(60)).await;
     for guard in &guards {
         let stats = guard.stats();
         assert_eq!((stats.flights, stats.tasks), (0, 0), "{stats:?}");
     }
     assert!(store.is_empty());
-    // Everything still works: one load, seen by all nodes.
+    // The guards still work: one load is enough, and all nodes see its value.
     let before = origin.loads.load(Ordering::SeqCst);
     for guard in &guards {
         let origin = Arc::clone(&origin);
@@ -151,7 +151,7 @@ async fn run(seed: u64) {
 fn any_order_of_calls_failures_and_invalidations_keeps_the_promises() {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
     let seeds = seed.map_or(0..RUNS, |seed: u64| seed..seed + 1);
-    // Thousands of scripted panics would bury the relevant one.
+    // The panics are scripted, and thousands of their messages would hide a message that matters.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         if info.payload().downcast_ref::<&str>() != Some(&"scripted panic") {

@@ -1,4 +1,5 @@
-//! How a caller was answered, with the value; and the switch that turns a guard off. On the in-memory store with a paused clock.
+//! What a caller learns about its answer besides the value, and the switch that turns a guard off. On the in-memory store with a paused
+//! clock.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ fn guard(policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
 }
 
-/// A value that takes a second to load.
+/// Requests a value that takes a second to load.
 async fn ask(guard: &StampedeGuard) -> (u64, AnswerInfo) {
     let load = || async {
         sleep(secs(1)).await;
@@ -58,7 +59,7 @@ async fn a_hit_from_memory_is_distinguished_from_one_of_the_store() {
     ask(&guard).await;
     sleep(secs(20)).await;
     let mut last = ask(&guard).await.1;
-    // The right to serve from memory is renewed by the first caller after a pause.
+    // After a pause, the first caller makes the process renew its right to serve from memory, so later ones are served from memory.
     for _ in 0..100 {
         sleep(Duration::from_millis(1)).await;
         last = ask(&guard).await.1;
@@ -78,8 +79,8 @@ async fn a_value_that_is_not_stored_is_not_fresh() {
     is(loaded.info, Outcome::Led, 0, 0);
 }
 
-/// Without the store, with a tag that was invalidated meanwhile, with a lease that was lost, and outside the lease: the callers of the
-/// process share the load.
+/// A load is not stored if there is no store, its tag was invalidated meanwhile, its lease was lost, or it ran outside the lease. The
+/// callers of the process share it all the same.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_value_whose_load_was_not_stored_is_not_fresh() {
@@ -103,7 +104,7 @@ async fn a_value_whose_load_was_not_stored_is_not_fresh() {
             }
         };
         let change = async {
-            // The load takes a second, after a look at the store for half a second at the most.
+            // The load takes a second, and begins after at most half a second of waiting for the store.
             sleep(Duration::from_millis(800)).await;
             match case {
                 "an invalidated tag" => other.invalidate_tag("tag").await.expect("confirmed"),
@@ -135,7 +136,7 @@ async fn a_guard_that_is_switched_off_lets_each_caller_load() {
             guard.get_or_load("key", load).await.expect("infallible")
         };
         assert_eq!((ask().await, ask().await, ask().await), (0, 0, 0));
-        // All clones and policies of the guard are switched.
+        // The switch applies to all clones of the guard and to all its policies.
         guard.with_policy(Policy::default()).set_bypass(true);
         assert_eq!((ask().await, ask().await), (1, 2));
         assert_eq!(guard.stats().bypassed, 2);
@@ -145,7 +146,7 @@ async fn a_guard_that_is_switched_off_lets_each_caller_load() {
     }
 }
 
-/// A load of another caller runs, and the store has a value: a refresh receives neither.
+/// Another caller's load is running, and the store has a value: the refresh returns neither of both values.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_of_a_guard_that_is_off_or_on_trial_returns_its_own_load() {
     for shadow in [false, true] {

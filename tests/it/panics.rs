@@ -1,4 +1,5 @@
-//! A loader that panics or asks for its own key: an error for its own caller, a load for all others.
+//! A loader that panics, or that requests its own key: its own caller receives an error, and the other callers receive another load's
+//! value.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -13,7 +14,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A loader that panics in its first `panics` runs, over all callers.
+/// A loader that panics in its first `panics` runs, counted over all callers.
 fn fragile(
     loads: &Counter,
     panics: usize,
@@ -44,7 +45,7 @@ async fn a_panicking_leader_gets_the_panic_and_one_waiter_takes_over() {
     assert_eq!(guard.stats().takeovers, 1);
 }
 
-/// Regression: the caller got the panic, although there was an older value.
+/// Regression: the caller received the panic, although there was an older value that could stand in.
 #[tokio::test(start_paused = true)]
 async fn an_older_value_stands_in_for_a_panicked_load() {
     let policy = Policy::builder().stale_if_error(Duration::from_secs(60)).build().expect("valid");
@@ -77,13 +78,13 @@ async fn a_panic_without_local_waiters_hands_over_to_another_process() {
     assert!(started.elapsed() < ms(250), "no caller waited for the lease: {:?}", started.elapsed());
 }
 
-/// The runbook reads the counter `takeovers` as: another caller went on.
+/// The runbook reads the counter `takeovers` as "another caller's loader has continued", so it must not count here.
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_lone_caller_is_no_takeover() {
     let (guard, loads) = (StampedeGuard::in_memory(), Counter::default());
     guard.get_or_load("key", fragile(&loads, 1)).await.expect_err("panicked");
     assert_eq!(guard.stats().takeovers, 0);
-    // The client leaves before the panic.
+    // The client leaves before the loader panics.
     let load = guard.get_or_load("key", fragile(&loads, 2));
     tokio::time::timeout(ms(50), load).await.expect_err("left");
     tokio::time::sleep(ms(100)).await;
@@ -96,7 +97,7 @@ async fn takeovers_are_bounded_and_then_the_wave_fails() {
     let values = join_all((0..50).map(|_| guard.get_or_load("key", fragile(&loads, usize::MAX - 1)))).await;
     assert!(values.iter().all(|value| matches!(value, Err(LoadError::Panicked(_)))), "{values:?}");
     assert_eq!(loads.started(), 4, "the first and three takeovers");
-    // The next wave has its own attempts.
+    // The next callers have the full number of takeovers again.
     assert!(guard.get_or_load("key", fragile(&loads, 4)).await.is_ok());
 }
 
@@ -139,7 +140,7 @@ async fn a_load_may_ask_for_other_keys_but_not_for_the_keys_of_its_outer_loads()
     assert_eq!(guard.get_or_load("outer", outer).await.expect("loaded"), 3);
 }
 
-/// As the documentation of `get_or_load` says under "Panics".
+/// `get_or_load` documents this under "Panics".
 #[test]
 fn outside_a_tokio_runtime_a_load_panics_and_says_so() {
     let guard = StampedeGuard::in_memory();

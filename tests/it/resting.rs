@@ -1,4 +1,4 @@
-//! A runtime that is alive and not driven, with a load in progress: other runtimes of the process go on.
+//! A load is in progress in a runtime that is alive but not driven. Callers in other runtimes of the process must not wait for it for ever.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Regression: while that runtime rested, no other caller of the process could refresh the key: the value went stale,
-/// and then expired.
+/// Regression: as long as that runtime was not driven, no other caller of the process could refresh the key: the value went stale, and then
+/// expired.
 #[test]
 fn a_refresh_in_an_undriven_runtime_delays_the_others_for_a_bounded_time() {
     let policy = Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0).stale_while_revalidate(secs(3600));
@@ -44,7 +44,7 @@ fn a_refresh_in_an_undriven_runtime_delays_the_others_for_a_bounded_time() {
         advance(secs(11)).await;
         guard
     });
-    // Its refresh has begun, and makes no step.
+    // The refresh of this runtime has begun, and makes no further step, because the runtime is not driven.
     resting.block_on(async {
         advance(secs(11)).await;
         assert_eq!(ask(&guard).await, 1);
@@ -54,7 +54,7 @@ fn a_refresh_in_an_undriven_runtime_delays_the_others_for_a_bounded_time() {
         advance(LOAD_TIMEOUT).await;
         assert_eq!(ask(&guard).await, 1);
         assert_eq!((guard.stats().refreshes, loads.started()), (1, 0), "it may be at work yet");
-        // No load may take longer than `load_timeout`, and the lease has ended as well, wherever the refresh is.
+        // By then the refresh must be over, wherever it runs: no load may take longer than `load_timeout`, and its lease has ended.
         advance(LEASE + secs(1)).await;
         assert_eq!(ask(&guard).await, 1);
         sleep(secs(1)).await;
@@ -62,7 +62,7 @@ fn a_refresh_in_an_undriven_runtime_delays_the_others_for_a_bounded_time() {
         assert_eq!(ask(&guard).await, 2);
         assert_eq!(guard.stats().flights, 0);
     });
-    // Driven again, the refresh finds that the value is there.
+    // When the runtime is driven again, its refresh finds that the value was replaced meanwhile.
     resting.block_on(async {
         advance(LOAD_TIMEOUT + LEASE).await;
         sleep(secs(1)).await;

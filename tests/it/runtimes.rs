@@ -15,13 +15,13 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(10);
-/// The default `coordination_budget` is a tenth of it: a longer time is a wait for the other runtime.
+/// The default `coordination_budget` is a tenth of this, so a call that takes longer has waited for the other runtime.
 const BUDGET: Duration = Duration::from_secs(1);
 /// This many callers, one after the other, take a tenth of this time if none of them waits for the other runtime.
 const LATER: (usize, Duration) = (50, Duration::from_secs(2));
 const CALLERS: usize = 20;
 
-/// A caller that was not polled may fail because its time is over.
+/// A caller's future. If it was not polled in time, it may return an error.
 type Call = Pin<Box<dyn Future<Output = Result<Option<u64>, Error>> + Send>>;
 
 fn undriven() -> Runtime {
@@ -54,14 +54,14 @@ async fn begun(guard: &StampedeGuard, callers: usize) -> Vec<Call> {
     calls
 }
 
-/// The answer to a caller of this runtime, and how long it took.
+/// The answer to a caller of this runtime, and how long the caller waited.
 async fn timed(guard: &StampedeGuard) -> (Option<u64>, Duration) {
     let began = Instant::now();
     let found = timeout(SOON, get(guard)).await.expect("answered without the other runtime").expect("read");
     (found, began.elapsed())
 }
 
-/// Callers of this runtime get `value`: the first one and many concurrent ones within the budget, later ones at once.
+/// Checks that callers of this runtime receive `value`: a first one and concurrent ones within the budget, later ones at once.
 async fn are_answered(guard: &StampedeGuard, value: u64) {
     for (found, took) in join_all((0..CALLERS).map(|_| timed(guard))).await {
         assert_eq!(found, Some(value));
@@ -78,7 +78,7 @@ async fn are_answered(guard: &StampedeGuard, value: u64) {
     assert_eq!((stats.store_errors, stats.loads), (0, 0));
 }
 
-/// Callers that were not polled return a value of at least this version, or fail because their time is over.
+/// Checks that callers that were not polled for a while receive a value of at least this version, or an error because their time is over.
 fn all_return(found: Vec<Result<Option<u64>, Error>>, least: u64) {
     assert!(
         found.iter().all(|found| found.as_ref().is_ok_and(|found| *found >= Some(least)) || found.is_err()),
@@ -86,8 +86,8 @@ fn all_return(found: Vec<Result<Option<u64>, Error>>, least: u64) {
     );
 }
 
-/// The first caller's read does not proceed. Regression: each caller of the other runtime waited one command's time
-/// for it.
+/// The read of the first caller makes no progress. Regression: each caller of the other runtime waited for it as long as one command may
+/// take.
 #[test]
 fn a_read_in_an_undriven_runtime_delays_the_callers_of_another_once() {
     let undriven = undriven();
@@ -100,8 +100,8 @@ fn a_read_in_an_undriven_runtime_delays_the_callers_of_another_once() {
     all_return(undriven.block_on(join_all(calls)), 7);
 }
 
-/// The queue's reader was spawned on that runtime and has never run. Regression: callers of the other runtime waited
-/// for ever.
+/// The reader of the queue was spawned on the runtime that is not driven, and has never run. Regression: callers of the other runtime
+/// waited for ever.
 #[test]
 fn a_reader_in_an_undriven_runtime_that_never_ran_is_replaced() {
     let undriven = undriven();
@@ -115,8 +115,8 @@ fn a_reader_in_an_undriven_runtime_that_never_ran_is_replaced() {
     assert_eq!(undriven.block_on(get(&guard)).expect("read"), Some(7));
 }
 
-/// The reader has closed its queue and begun its read, and does not proceed. Later callers must not receive that
-/// read, which may be older than the value that they know of.
+/// The reader has closed its queue and begun its read, and makes no progress. Later callers must not receive the result of that read, which
+/// may be older than a value that they know of.
 #[test]
 fn a_reader_in_an_undriven_runtime_that_has_begun_a_read_is_replaced() {
     let undriven = undriven();
@@ -184,7 +184,7 @@ fn copies_are_served_although_the_runtime_that_renewed_their_lease_stands_still(
         asks_until_memory_answers().await;
     });
     driven.block_on(async {
-        // The lease ends, because its task is in the other runtime.
+        // The lease ends, because the task that renews it is in the runtime that is not driven.
         sleep(TERM * 2).await;
         timeout(SOON, asks_until_memory_answers()).await.expect("another task renews it");
     });

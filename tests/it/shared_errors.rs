@@ -1,4 +1,4 @@
-//! `PolicyBuilder::share_errors`: a loader's error keeps its type in other processes, or else its text.
+//! `PolicyBuilder::share_errors`: in other processes, a loader's error keeps its type or, without that setting, becomes a text.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) fn busy() -> ApiError {
     ApiError::Busy { retry_after: 7, why: "it is noon".to_owned() }
 }
 
-/// Another type of errors, with the same encoding.
+/// A type of errors with another name and the same encoding.
 mod other {
     use super::*;
 
@@ -86,7 +86,7 @@ async fn a_later_caller_gets_the_error_itself_here_and_there() {
     for guard in &guards {
         let error = guard.get_or_load("key", || async { Ok::<u8, ApiError>(1) }).await.expect_err("shared");
         assert_eq!(error.loader(), Some(&busy()), "{error:?}");
-        // Callers with another type of errors get the text.
+        // Callers that expect another type of errors receive the text.
         let text = guard.get_or_load("key", || async { Ok::<u8, String>(1) }).await.expect_err("shared");
         assert!(matches!(&text, LoadError::Remote(text) if text == "the API refused"), "{text:?}");
     }
@@ -112,7 +112,7 @@ async fn an_error_is_not_taken_for_one_of_another_type() {
     assert!(matches!(&failure, LoadError::Remote(text) if text == "another API refused"), "{failure:?}");
 }
 
-/// Written as a text and read as a number.
+/// A type that is serialized as a text and deserialized as a number.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Unreadable {
     #[serde(serialize_with = "as_text")]
@@ -143,7 +143,7 @@ async fn an_error_that_is_too_long_or_not_read_back_arrives_as_text() {
     assert!(matches!(&failure, LoadError::Remote(text) if text == "unreadable"), "{failure:?}");
 }
 
-/// Regression: in other processes it was reported as a time-out.
+/// Regression: in other processes, the error was reported as a time-out.
 #[tokio::test(start_paused = true)]
 async fn an_absent_value_is_reported_as_such_in_another_process() {
     use stampede_guard::{ErrorKind, OnAbsent};

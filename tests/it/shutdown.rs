@@ -1,5 +1,4 @@
-//! A process that shuts down leaves nothing that the others would have to wait for. Most of it was found by the
-//! simulation.
+//! A process that shuts down leaves nothing that other processes would have to wait for. Most of these cases were found by the simulation.
 
 use std::time::Duration;
 
@@ -9,12 +8,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::asking::{arrived, ask};
 
-/// A lease that outlasts the tests: a lease that is not released makes a test fail.
+/// A lease that outlasts every test, so that a test fails if a lease is not released.
 fn policy() -> Policy {
     Policy::builder().lease(Duration::from_secs(60)).build().expect("valid")
 }
 
-/// Each way takes this many milliseconds.
+/// A store whose commands and replies take this many milliseconds each way, and an origin.
 fn a_way_off(ms: u64) -> (ChaosStore, Origin) {
     let (chaos, way) = (ChaosStore::new(1), Duration::from_millis(ms));
     chaos.latency(way, way);
@@ -29,8 +28,8 @@ fn node_on(replica: &Replica) -> StampedeGuard {
     StampedeGuard::builder(replica.clone()).policy(policy()).build().expect("valid")
 }
 
-/// A node that loads without the lease. The store has granted it the lease without an answer, and it can not give it
-/// back.
+/// A node that does not know that it has the lease, and loads without it: the answer to its acquire was lost. It cannot release the lease
+/// either, because from then on its commands fail.
 async fn unknowing(chaos: &ChaosStore, origin: &Origin) -> StampedeGuard {
     let guard = node(chaos);
     let call = ask(&guard, origin);
@@ -69,8 +68,8 @@ async fn a_shutdown_reports_only_confirmed_hand_overs() {
     }
 }
 
-/// The node has two loads of the key: one that leads, and one that waits for the first to end. Both leave at shutdown.
-/// Regression: the lease of the first load went to the second.
+/// The node has two loads of the key: one has the lease, and one waits for the first to end. Both leave at shutdown. Regression: the lease
+/// of the first load went to the second.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_gives_the_lease_to_another_node_and_not_to_its_own_waiter() {
     let (chaos, origin) = a_way_off(1);
@@ -79,7 +78,7 @@ async fn a_shutdown_gives_the_lease_to_another_node_and_not_to_its_own_waiter() 
     origin.hold();
     let first = ask(&ending, &origin);
     arrived(&chaos, 1).await;
-    // The load that begins meanwhile may be older than this invalidation, so later callers get another load.
+    // The running load may be older than this invalidation, so later callers begin another load.
     ending.invalidate("k").await.unwrap();
     origin.wait_for_loads("k", 1).await;
     let second = ask(&ending, &origin);
@@ -100,7 +99,7 @@ async fn a_shutdown_gives_the_lease_to_another_node_and_not_to_its_own_waiter() 
     assert!(other.get::<u64>("k").await.unwrap().is_some(), "it is stored by the other one");
 }
 
-/// Regression: its acquire was in flight at the deadline, and the lease was granted to no process.
+/// Regression: an acquire that was in flight at the deadline ran after it, and its lease belonged to no process.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_the_answer_to_its_acquire() {
     let (chaos, origin) = a_way_off(10);
@@ -118,7 +117,7 @@ async fn a_shutdown_waits_for_the_answer_to_its_acquire() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Regression: no answer said that the node had the lease, and it ended before it had released it.
+/// Regression: since no answer said that the node had the lease, the shutdown ended before the lease was released.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_until_a_possible_lease_is_released() {
     let (chaos, origin) = a_way_off(1);
@@ -137,7 +136,7 @@ async fn a_shutdown_waits_until_a_possible_lease_is_released() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// The same when nothing helps: the shutdown reports the lease as abandoned.
+/// As above, but the store never returns: the shutdown reports the lease as abandoned.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_reports_a_possible_lease_as_abandoned() {
     let (chaos, origin) = a_way_off(1);
@@ -146,7 +145,7 @@ async fn a_shutdown_reports_a_possible_lease_as_abandoned() {
     assert_eq!((shutdown.finished, shutdown.handed_over, shutdown.abandoned), (true, 0, 1));
 }
 
-/// The node was granted the lease just before, and the message was lost.
+/// The node was granted the lease just before the shutdown, and the message was lost, so the node does not know that it has the lease.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_gives_back_a_lease_with_a_lost_grant() {
     let (chaos, origin) = a_way_off(1);
@@ -173,7 +172,7 @@ async fn a_shutdown_gives_back_a_lease_with_a_lost_grant() {
     assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
 }
 
-/// Regression: the value loaded meanwhile was withheld until the store had answered, or the lease had ended.
+/// Regression: the callers of a load received its value only when the store had answered, or when the lease had ended.
 #[tokio::test(start_paused = true)]
 async fn callers_are_answered_while_a_shutdown_hands_the_lease_over() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -197,7 +196,7 @@ async fn callers_are_answered_while_a_shutdown_hands_the_lease_over() {
     assert_eq!(ends.await.unwrap().abandoned, 1);
 }
 
-/// Regression: all callers loaded at once after the deadline: 500 loads for 500 callers, at each deployment.
+/// Regression: after the deadline, all waiting callers loaded at once: 500 loads for 500 callers, at each deployment.
 #[tokio::test(start_paused = true)]
 async fn callers_waiting_at_a_shutdown_share_one_load() {
     let (chaos, origin, elsewhere) = (ChaosStore::new(1), Origin::new(), Origin::new());
@@ -210,7 +209,7 @@ async fn callers_waiting_at_a_shutdown_share_one_load() {
     a_moment().await;
     let shutdown = ending.shutdown(Duration::from_millis(100)).await;
     assert_eq!((shutdown.finished, shutdown.abandoned), (false, 0));
-    // Later callers find the store closed.
+    // These callers come after the shutdown, and find the store closed.
     waiting.extend((0..100).map(|_| ask(&ending, &origin)));
     a_moment().await;
     assert_eq!(origin.loads("k"), 1);
@@ -223,7 +222,7 @@ async fn callers_waiting_at_a_shutdown_share_one_load() {
     assert!(leads.await.unwrap().is_ok());
 }
 
-/// A service that shuts down still gets requests. Its shutdown does not wait for the loads that they start.
+/// A service receives requests even while it shuts down. The shutdown does not wait for the loads that these start.
 #[tokio::test(start_paused = true)]
 async fn a_guard_that_is_shut_down_loads_once_for_concurrent_callers() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());

@@ -1,5 +1,5 @@
-//! Thousands of keys at once on a server that executes one command after the other: no command waits longer than it may. With a paused
-//! clock, so that the time of this process does not count.
+//! Thousands of keys are requested at once, and the server executes one command after the other. No command may wait for longer than its
+//! time limit. The clock is paused, so that the time that this process needs does not count.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -14,10 +14,11 @@ use crate::many_keys::{by_a_call_each, by_a_warm_up, by_one_call, loaded_and_sto
 
 const NODES: usize = 3;
 
-/// As a command of this server takes, all of them at once would take several times a command's time limit.
+/// The time that the server needs for one command. All commands of a test together need several times the time limit of one command.
 const EACH: Duration = Duration::from_micros(50);
 
-/// All nodes ask at once, under this policy; each key is loaded once, and stored. Meanwhile hits of one key take no longer than this.
+/// All nodes, under this policy, request all keys at once: each key is loaded once and stored. Meanwhile a hit takes no longer than this
+/// bound.
 async fn at_once(
     keys: u64,
     policy: fn() -> Policy,
@@ -73,7 +74,7 @@ async fn warm_ups_of_several_nodes_store_each_key_once() {
 
 #[tokio::test(start_paused = true)]
 async fn single_callers_of_thousands_of_keys_load_each_once() {
-    // More than 10,000 in each: regression: so many flights there could be, and the other callers loaded for themselves.
+    // Regression: with more than 10,000 keys per node, the number of flights was exceeded, and the other callers loaded for themselves.
     const KEYS: u64 = 10_500;
     at_once(KEYS, Policy::default, async |guard, loads| by_a_call_each(guard, KEYS, loads).await).await;
 }

@@ -1,4 +1,4 @@
-//! Values beyond their freshness: served while they are loaded again, and when a load fails.
+//! Values that are no longer fresh: they are served while they are loaded again, and when that load fails.
 //!
 //! On the in-memory store with a paused clock; its four guards stand for replicas.
 
@@ -22,12 +22,12 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Fresh for exactly 10 s.
+/// Values are fresh for exactly 10 s.
 fn policy() -> PolicyBuilder {
     Policy::builder().fresh_for(secs(10)).ttl_jitter(0.0)
 }
 
-/// Replicas, an origin that counts its loads, and whether that origin is down.
+/// Four processes, and an origin that counts its loads and that can be down.
 struct World {
     guards: Vec<StampedeGuard>,
     loads: Counter,
@@ -48,7 +48,7 @@ impl World {
         }
     }
 
-    /// One caller of one replica; the value is the number of the load.
+    /// Sends one caller to one process. The value is the number of the load.
     async fn ask(&self, replica: usize) -> Result<usize, LoadError<String>> {
         let (loads, down, load_time) = (self.loads.clone(), Arc::clone(&self.down), self.load_time);
         let load = move || async move {
@@ -60,7 +60,7 @@ impl World {
         self.guards[replica].get_or_load("key", load).await
     }
 
-    /// The values of ten callers of each replica at one moment, and how long the last one waited.
+    /// Sends ten callers to each process at one moment. Returns their values, and how long the last one waited.
     async fn ask_all(&self) -> (Vec<usize>, Duration) {
         let started = Instant::now();
         let answers = join_all((0..40).map(|caller| self.ask(caller % 4))).await;
@@ -75,7 +75,7 @@ impl World {
         self.guards.iter().map(StampedeGuard::stats).collect()
     }
 
-    /// Lets background work end; the clock moves only while everything waits.
+    /// Lets background work end. The paused clock moves only while everything waits.
     async fn settle(&self) {
         sleep(self.load_time * 2).await;
         assert!(self.stats().iter().all(|stats| stats.tasks == 0), "{:?}", self.stats());
@@ -121,7 +121,7 @@ async fn a_failing_refresh_keeps_the_stale_value_and_backs_off_in_the_whole_flee
     assert_eq!(world.ask(0).await.ok(), Some(1));
     world.set_down(true);
     advance(secs(11)).await;
-    // 20 s with the origin down: one try at once and one per back-off.
+    // The origin is down for 20 s: it is tried once at first, and once after each back-off.
     for second in 0..20 {
         let (values, waited) = world.ask_all().await;
         assert_eq!((values, waited), (vec![1; 40], Duration::ZERO), "second {second}");
@@ -187,9 +187,9 @@ async fn after_the_soft_timeout_callers_get_the_stale_value_and_the_load_is_comm
     assert_eq!(world.stats().iter().map(|stats| stats.soft_timeouts).sum::<u64>(), 40);
 }
 
-/// Regression: answered callers stayed in the flight with their loaders until the load ended: loaders piled up, and
-/// `max_waiters` shed callers although none waited. One loader stays while none has been used, because the flight
-/// could not load without it.
+/// Regression: callers that had been answered stayed in the flight with their loaders until the load ended: loaders piled up, and
+/// `max_waiters` shed callers although none waited. One loader must stay as long as the flight has used none, because it could not load
+/// without it.
 #[tokio::test(start_paused = true)]
 async fn a_caller_answered_at_the_soft_timeout_waits_no_longer() {
     for elsewhere in [false, true] {
@@ -212,7 +212,7 @@ async fn a_caller_answered_at_the_soft_timeout_waits_no_longer() {
         if elsewhere {
             assert_eq!(ask(&other, None).await.ok(), Some(1));
         }
-        // One after the other: never more than one of them waits.
+        // The calls come one after the other, so never more than one of them waits.
         for _ in 0..150 {
             assert_eq!(ask(&guard, Some(Arc::clone(&loaders))).await.ok(), Some(1), "{elsewhere}");
         }
@@ -285,7 +285,7 @@ async fn early_refresh_loads_once_per_period_and_no_caller_waits() {
         last = values[0];
         sleep(Duration::from_millis(50)).await;
     }
-    // 100 s of values that live for less than 10 s, each loaded a little before its end.
+    // In 100 s, values that live for less than 10 s are each loaded again a little before their end.
     assert!((10..=13).contains(&world.loads.started()), "{}", world.loads.started());
     assert_eq!(world.loads.most_at_once(), 1);
 }
@@ -314,7 +314,7 @@ async fn an_invalidated_value_is_not_served_stale() {
     assert!(world.ask(2).await.is_err());
 }
 
-/// Keys stored together would otherwise expire together and load together from then on.
+/// Without jitter, keys that were stored together would expire together, and from then on be loaded together.
 #[tokio::test(start_paused = true)]
 async fn jitter_spreads_the_ends_of_values_that_were_stored_together() {
     let policy = Policy::builder().fresh_for(secs(100)).build().expect("valid");
@@ -329,12 +329,12 @@ async fn jitter_spreads_the_ends_of_values_that_were_stored_together() {
             fresh += usize::from(guard.get::<u64>(("key", key)).await.expect("answered").is_some());
         }
         alive.push(fresh);
-        // Not to the end of the first nine tenths: timers count milliseconds, and one value in five hundred expires in
-        // the two after that moment.
+        // The clock stops one second before nine tenths of the lifetime: timers count milliseconds, and one value in five hundred expires
+        // in the two milliseconds after that moment.
         advance(if alive.len() == 1 { secs(89) } else { secs(1) }).await;
     }
     assert_eq!((alive[0], alive[1]), (200, 200), "none ends in the first nine tenths");
     let ends: Vec<_> = alive[1..].windows(2).map(|pair| pair[0] - pair[1]).collect();
-    // 20 are expected in each tenth of the spread; 60 would be nine standard deviations more.
+    // 20 are expected in each tenth of the spread. 60 would be nine standard deviations above that.
     assert!(ends.iter().all(|&ends| ends < 60), "{ends:?}");
 }

@@ -31,7 +31,7 @@ async fn load(guard: StampedeGuard, key: String, takes: Duration, loads: Counter
     guard.get_or_load(key, load).await.expect("loaded");
 }
 
-/// Runs the calls while another process invalidates the tag each `period`.
+/// Runs the calls while another process invalidates the tag once per `period`.
 async fn under_a_storm(guard: &StampedeGuard, period: Duration, calls: impl Future) {
     let storm = async {
         loop {
@@ -47,7 +47,7 @@ async fn each_caller_retries_at_most_once_and_a_node_has_one_load_at_a_time() {
     for (callers, period) in [(400, ms(250)), (1_000, ms(100))] {
         let [invalidates, guards @ ..]: [_; 3] = nodes(Policy::builder());
         let loads = [(); 2].map(|()| Counter::default());
-        // Half of them come while the first load runs.
+        // Half of the callers come while the first load runs.
         let calls = join_all((0..callers).map(|n| {
             let (guard, loads) = (guards[n % 2].clone(), loads[n % 2].clone());
             async move {
@@ -79,7 +79,7 @@ async fn no_load_goes_beyond_the_cap() {
     assert!(loads.started() <= 6 * 2 * 2, "{} loads of six keys on two nodes", loads.started());
 }
 
-/// The callers have passed their `wait_timeout`, and a load beside the lease is invalidated like any other.
+/// The callers have passed their `wait_timeout`, so they load beside the lease. Such a load can be invalidated like any other.
 #[tokio::test(start_paused = true)]
 async fn slow_loads_outside_the_lease_are_one_at_a_time_too() {
     let policy = || Policy::builder().lease(ms(500)).wait_timeout(ms(400), OnWaitTimeout::Load);
@@ -94,7 +94,7 @@ async fn slow_loads_outside_the_lease_are_one_at_a_time_too() {
     }));
     under_a_storm(&invalidates, ms(100), calls).await;
     for loads in loads {
-        // One load with the lease, one without, and each of them once more.
+        // There is one load with the lease and one without it, and each is repeated once.
         assert!(loads.started() <= 4, "{} loads", loads.started());
         assert!(loads.most_at_once() <= 2, "{} at once", loads.most_at_once());
     }

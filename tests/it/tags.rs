@@ -1,7 +1,6 @@
-//! Invalidation of many values at once, by tag and of a namespace. Monotone: no invalidated value returns.
+//! Invalidation of many values at once, by a tag or of a whole namespace. Once a value was invalidated, it never returns.
 //!
-//! On the in-memory store with a paused clock; its four guards stand for replicas. `redis::tags` is the same on a
-//! server.
+//! On the in-memory store with a paused clock; its four guards stand for processes. `redis::tags` runs the same cases on a server.
 
 use std::time::Duration;
 
@@ -59,7 +58,7 @@ async fn invalidate_all_reaches_every_value_of_a_policy_that_allows_it() {
     reached[1].insert("b", &2_u32).await.expect("stored");
     load(&beyond, "c", 3).await;
     assert_eq!(get(&reached[2], "b").await, Some(2));
-    // Regression: it did nothing for the guard's own values, and reported success.
+    // Regression: `invalidate_all` had no effect on the guard's own values, and reported success.
     let refused = beyond.invalidate_all().await.expect_err("its own values would stay");
     assert_eq!(refused.kind(), ErrorKind::InvalidPolicy);
     assert!(refused.to_string().contains("Policy::builder().invalidate_all(true)"), "{refused}");
@@ -69,7 +68,7 @@ async fn invalidate_all_reaches_every_value_of_a_policy_that_allows_it() {
     assert_eq!(get(&beyond, "c").await, Some(3));
 }
 
-/// A value that was stored without regard to the tag may be anything.
+/// A value that was stored without the tag may be older than any invalidation of it.
 #[tokio::test(start_paused = true)]
 async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_checked() {
     let guards = replicas(tagged());
@@ -82,8 +81,8 @@ async fn a_value_without_the_policys_tag_is_a_miss_and_one_with_another_is_check
     assert_eq!(get(&plain, "k").await, None);
 }
 
-/// Regression: such a caller joined the load of a policy without the tag, and received the value, or the older value instead of a
-/// failed load, from before the acknowledged invalidation.
+/// Regression: such a caller joined the load of a policy without the tag. It received a value from before the acknowledged invalidation:
+/// that of the load or, if the load failed, the older value that stands in.
 #[tokio::test(start_paused = true)]
 async fn a_caller_with_a_tag_accepts_nothing_from_a_load_that_was_not_checked_for_it() {
     const SECOND: Duration = Duration::from_secs(1);
@@ -107,7 +106,7 @@ async fn a_caller_with_a_tag_accepts_nothing_from_a_load_that_was_not_checked_fo
             }
         });
         loads.reach(1).await;
-        // Another process does: the process that loads would detach its flights.
+        // Another process invalidates, because the process that loads would detach its own flights.
         guards[0].invalidate_tag("prices").await.expect("confirmed");
         let later = if is_set {
             plain.set_policy(with_tag).expect("replaced");
@@ -119,7 +118,7 @@ async fn a_caller_with_a_tag_accepts_nothing_from_a_load_that_was_not_checked_fo
             let later = later.clone();
             async move { load(&later, "k", 2).await }
         });
-        // The clock is paused: both callers wait by the end of this.
+        // After this sleep both callers wait, because the paused clock moves only then.
         sleep(Duration::from_millis(1)).await;
         gate.open();
         assert_eq!(first.await.expect("no panic").ok(), Some(1), "{loaded:?} {is_set}");
@@ -181,8 +180,7 @@ async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     }
 }
 
-/// Regression: tag ids lasted for a day, or for twice the policy's lifetimes, and a value with a longer lifetime was a
-/// miss from then on.
+/// Regression: tag ids were kept for a day, or for twice the policy's lifetimes, so a value with a longer lifetime was a miss from then on.
 #[tokio::test(start_paused = true)]
 async fn a_tagged_value_is_stored_for_as_long_as_its_loader_says() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -198,9 +196,9 @@ async fn a_tagged_value_is_stored_for_as_long_as_its_loader_says() {
         };
         let case = format!("{of_policy} of the policy, {own} of its own");
         assert_eq!(guards[0].load("k").get(load(30)).await.ok().map(|loaded| loaded.value), Some(30));
-        // In one step: a task that runs once a second would take a minute for 120 days.
+        // The clock moves in one step, because a task that runs once a second would make 120 days take a minute.
         advance(DAY * 2).await;
-        // A value with a shorter lifetime does not shorten the life of the tags.
+        // A later value with a shorter lifetime does not shorten the life of the tag ids.
         assert_eq!(guards[1].load("other").get(load(3)).await.ok().map(|loaded| loaded.value), Some(3));
         advance(DAY * 28 - Duration::from_secs(1)).await;
         assert_eq!((get(&guards[2], "k").await, get(&guards[2], "other").await), (Some(30), None), "{case}");
@@ -266,8 +264,8 @@ async fn an_invalidated_value_is_not_served_stale_and_stands_in_for_nothing() {
     assert!(failed.is_err());
 }
 
-/// A caller joins a load after an invalidation that its process does not know of. When the load fails, the older value
-/// does not stand in for that caller.
+/// A caller of another process joins a load, which began before an invalidation that its process does not know of. When the load fails, the
+/// older value does not stand in for that caller.
 #[tokio::test(start_paused = true)]
 async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
     let windows = tagged().fresh_for(Duration::from_secs(1)).ttl_jitter(0.0);
@@ -302,7 +300,7 @@ async fn a_value_invalidated_during_a_failed_load_stands_in_for_nothing() {
     }
 }
 
-/// Nothing shows whether the tag was invalidated during the load.
+/// If the ids of the tags could not be read when the load began, nothing shows whether a tag was invalidated during the load.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_value_is_not_stored_if_its_tags_were_unreadable_as_its_load_began() {
@@ -314,7 +312,7 @@ async fn a_value_is_not_stored_if_its_tags_were_unreadable_as_its_load_began() {
         let policy = tagged().build().expect("valid");
         let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
         let (loaded, ()) = tokio::join!(load(&guard, "k", 1), async {
-            // A look-up, an acquire, and then the tags.
+            // After a look-up and an acquire, the next command reads the ids of the tags.
             while chaos.commands() < 2 {
                 sleep(Duration::from_micros(100)).await;
             }
@@ -328,9 +326,8 @@ async fn a_value_is_not_stored_if_its_tags_were_unreadable_as_its_load_began() {
     }
 }
 
-/// Regression: a caller that came after the confirmed invalidation, and joined the load without a look-up, got the
-/// older value if the store was down at the end of the load. Not knowing costs one more load, unless the store returns
-/// soon.
+/// Regression: a caller that came after a confirmed invalidation and joined the load without a look-up received the older value if the
+/// store was down at the end of the load. It must load once more instead, unless the store returns soon.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_store_goes_down() {
@@ -376,8 +373,8 @@ async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_stor
     }
 }
 
-/// The maximum of its own tags, beside the maximum of the policy's tags and the tag of `invalidate_all`: each
-/// invalidates the value.
+/// The value has sixteen tags of its own, beside the fifteen tags of the policy and the tag of `invalidate_all`: each of them invalidates
+/// the value.
 #[tokio::test(start_paused = true)]
 async fn a_value_has_up_to_sixteen_tags_beside_its_policys() {
     let tags = |what: &'static str, most: usize| (0..most).map(move |number| format!("{what} {number}"));

@@ -1,4 +1,4 @@
-//! The spans of loads and of the callers that wait for them name the same flight, also across processes.
+//! The spans of a load, and of the callers that wait for it, name the same flight, also in different processes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -12,7 +12,7 @@ use tracing::{Dispatch, Instrument as _, Span, Subscriber, info_span};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 
-/// All spans of the guard, by name, with the name of their parent and their field `flight`.
+/// All spans of the guard by their ids, each with its name, the name of its parent and its field `flight`.
 #[derive(Clone, Default)]
 pub(crate) struct Spans(Arc<Mutex<HashMap<u64, Seen>>>);
 
@@ -47,7 +47,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Sp
     }
 }
 
-/// As in `http::spans`: with a single subscriber, tracing caches the answer of the first thread.
+/// See `http::spans`: with a single subscriber, tracing would cache the answer of the thread that comes first.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
 impl Spans {
@@ -64,7 +64,7 @@ impl Spans {
     }
 }
 
-/// What the guard reported about loads and waits.
+/// The flights that the guard reported for loads and for waits.
 #[derive(Clone, Default)]
 struct Links(Arc<Mutex<Vec<(&'static str, FlightId)>>>);
 

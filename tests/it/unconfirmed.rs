@@ -1,8 +1,8 @@
-//! Promise 19: an invalidation that the store has not confirmed is retained, and sent as soon as the store answers; until then its process
-//! serves nothing that it invalidates.
+//! Promise 19: an invalidation that the store has not confirmed is retained, and sent as soon as the store answers. Until then its process
+//! serves no value that it invalidates.
 //!
-//! On the in-memory store with a paused clock. A replica that is connected again stays silent until the clock moves, so what it
-//! serves before its retained invalidations are sent is seen. `redis::unconfirmed` is the same on a server.
+//! On the in-memory store with a paused clock. A replica that is connected again sends nothing until the clock moves, so a test sees what
+//! it serves before its retained invalidations are sent. `redis::unconfirmed` runs the same cases on a server.
 
 mod together;
 
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::support::gate::{Counter, Gate};
 use crate::support::warnings::Warnings;
 
-/// Longer than any of the guard's pauses.
+/// Longer than any pause of the guard between attempts, so retained invalidations were sent by then.
 const SENT: Duration = Duration::from_secs(10);
 
 /// Two processes on one store; the first one can be cut off.
@@ -40,8 +40,8 @@ impl Two {
         Self::with(policy, |builder| builder)
     }
 
-    /// Connects the first process again. The task that sends waits for the clock to move by half a second, so it sends nothing
-    /// before that.
+    /// Connects the first process again. The task that sends retained invalidations first waits half a second of the paused clock, so it
+    /// has sent nothing when this returns.
     async fn heal(&self) {
         sleep(Duration::from_millis(1)).await;
         self.line.resume();
@@ -149,7 +149,7 @@ async fn an_insertion_is_not_retained_and_an_expiry_is() {
     assert_eq!((get(&two.other, "inserted").await, get(&two.other, "expired").await), (Some(1), None));
 }
 
-/// Cuts a node off while it loads 1, and drops its invalidation of that key. The gate holds the load.
+/// Cuts the first process off while it loads 1, and drops its invalidation of that key. The load ends when the gate opens.
 async fn invalidated_while_loading(two: &Two) -> (Gate, JoinHandle<u32>) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let older = tokio::spawn({
@@ -169,7 +169,8 @@ async fn invalidated_while_loading(two: &Two) -> (Gate, JoinHandle<u32>) {
     (gate, older)
 }
 
-/// A load that began before the invalidation answers its own callers only, although nothing in the store ends its lease.
+/// A load that began before the invalidation answers only the callers that had joined it, although nothing in the store has ended its
+/// lease.
 #[tokio::test(start_paused = true)]
 async fn a_load_from_before_does_not_answer_later_callers() {
     let two = Two::new(Policy::builder().lease(SENT * 10).load_timeout(SENT * 10));
@@ -229,7 +230,7 @@ async fn beyond_the_bound_everything_is_invalidated() {
     assert!(warnings.about("invalidate_all(true)").is_empty(), "no value was missed: {warnings:?}");
 }
 
-/// Values of a policy without `invalidate_all` have no tag in common: their process does not serve what may be older.
+/// Values of a policy without `invalidate_all` have no common tag, so their process does not serve any that may be older.
 #[tokio::test(start_paused = true)]
 async fn beyond_the_bound_values_without_a_common_tag_are_not_served_until_they_are_newer() {
     const LOAD: Duration = Duration::from_secs(5);
@@ -249,7 +250,7 @@ async fn beyond_the_bound_values_without_a_common_tag_are_not_served_until_they_
     two.eventually_sent().await;
     assert_eq!(get(&two.other, "a").await, Some(1), "as the error says");
     assert_eq!(get(&two.cut, "a").await, None);
-    // A load of another process may have begun before the invalidation, for as long as `load_timeout`.
+    // For as long as `load_timeout`, a load of another process may have begun before the invalidation.
     sleep(LOAD + SENT).await;
     assert_eq!(get(&two.cut, "a").await, None);
     assert_eq!(load(&two.cut, "a", 2).await, 2);
@@ -269,13 +270,13 @@ async fn what_a_process_loads_after_its_invalidation_of_everything_was_confirmed
     two.eventually_sent().await;
     assert_eq!((load(&two.cut, "new", 1).await, load(&two.cut, "new", 2).await), (1, 1));
     assert_eq!((get(&two.cut, "new").await, get(&two.other, "new").await), (Some(1), Some(1)));
-    // That process's load may have begun before the invalidation: it is loaded anew, once.
+    // The load of the other process may have begun before the invalidation, so its value is loaded again, once.
     assert_eq!((load(&two.other, "theirs", 1).await, get(&two.cut, "theirs").await), (1, None));
     assert_eq!((load(&two.cut, "theirs", 2).await, load(&two.cut, "theirs", 3).await), (2, 2));
     assert_eq!(get(&two.other, "theirs").await, Some(2));
 }
 
-/// A drop in the first moment, when only a part of the keys has been sent, and an outage that lasts.
+/// The call is dropped at its beginning, when only a part of the keys was sent, or it outlasts its deadline, because the outage goes on.
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_of_many_keys_is_retained_as_a_whole_and_costs_one_wait() {
     const KEYS: u64 = 2_000;
@@ -308,7 +309,7 @@ async fn an_invalidation_of_many_keys_is_retained_as_a_whole_and_costs_one_wait(
     }
 }
 
-/// The deadline of many changes is that of their progress.
+/// As long as some of the changes are confirmed, the deadline of the call moves on.
 #[tokio::test(start_paused = true)]
 async fn a_slow_store_confirms_an_invalidation_of_many_keys() {
     let chaos = ChaosStore::new(1);
@@ -379,7 +380,7 @@ async fn the_beginning_and_the_end_are_logged_once() {
     assert_eq!(two.cut.stats().invalidations_resent, 3);
 }
 
-/// The runtime in which an invalidation was retained ends before the store answers.
+/// An invalidation was retained in a runtime that ends before the store answers. A later call in another runtime makes it be sent.
 #[test]
 fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_retained() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -397,7 +398,7 @@ fn a_call_in_another_runtime_sends_what_an_ended_runtime_has_retained() {
     });
 }
 
-/// A read with an answer on its way when the invalidation ends makes no copy, and neither does a read that is sent after that.
+/// A read whose answer is on its way when the invalidation ends must not make a copy, and neither must a read that is sent later.
 #[tokio::test(start_paused = true)]
 async fn no_copy_of_a_name_with_a_retained_invalidation_is_served() {
     let two = Two::new(Policy::builder().local_for(Duration::MAX).fresh_for(SENT * 100).ttl_jitter(0.0));
@@ -417,7 +418,7 @@ async fn no_copy_of_a_name_with_a_retained_invalidation_is_served() {
     assert_eq!((get(&two.cut, "key").await, get(&two.other, "key").await), (None, None));
 }
 
-/// The store accepts the value of a load that began before the invalidation, until that is sent.
+/// Until the invalidation is sent, the store accepts the value of a load that began before it. That value must not become a copy.
 #[tokio::test(start_paused = true)]
 async fn a_load_from_before_makes_no_copy() {
     let policy = Policy::builder().local_for(Duration::MAX).lease(SENT * 10).load_timeout(SENT * 10);

@@ -1,5 +1,4 @@
-//! Loaded values that can not be shared: their callers get them, and a warning without their content shows the
-//! operator.
+//! Loaded values that cannot be shared: their own callers receive them, and the operator is warned, without the values in the log.
 
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Regression: a value over `max_body` lost all protection without a warning.
+/// Regression: callers of a value over `max_body` each loaded it, and no warning said so.
 #[tokio::test(start_paused = true)]
 async fn an_unshareable_value_is_recorded_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
@@ -45,8 +44,7 @@ async fn an_unshareable_value_is_recorded_and_warned_of_once_a_minute() {
     assert_eq!(guard.stats().unshareable, 5);
 }
 
-/// Regression: each waiter went round three times and then loaded; the value was stored, and was a miss for all later
-/// callers.
+/// Regression: each waiter waited three times and then loaded. Its value was stored, and was a miss for all later callers.
 #[tokio::test(start_paused = true)]
 async fn an_unreadable_value_is_not_shared_and_is_warned_of() {
     #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -76,7 +74,7 @@ async fn an_unreadable_value_is_not_shared_and_is_warned_of() {
     assert_eq!(guard.stats().unshareable, 2);
 }
 
-/// Errors of serializers and deserializers contain the value, and once the log did too.
+/// The errors of serializers and deserializers may contain the value. Regression: the log then contained it, too.
 #[tokio::test(start_paused = true)]
 async fn the_log_contains_no_unshareable_value() {
     #[derive(serde::Serialize, serde::Deserialize)]
@@ -107,7 +105,7 @@ async fn the_log_contains_no_unshareable_value() {
         assert_eq!(guard.get_or_load("address", load).await.expect("loaded").0, "4929");
         assert_eq!(warnings.about("not shared").len(), 2, "{warnings:?}");
         assert!(warnings.about("4929").is_empty(), "{warnings:?}");
-        // A caller that wants the details asks the codec.
+        // A caller that needs the details of the error gets them from the codec.
         let error = codec.check(&Card { number: 4929 }).expect_err("read as a number");
         assert!(std::error::Error::source(&error).is_some(), "{error:?}");
     }
@@ -122,7 +120,7 @@ impl serde::Serialize for Unencodable {
     }
 }
 
-/// A value whose `Serialize`, or whose `From` in `Deserialize`, panics if it is unlucky.
+/// A value whose `Serialize` panics if it is unlucky, and so does the `From` in its `Deserialize`.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(from = "u32")]
 struct Unlucky(u32);
@@ -141,13 +139,13 @@ impl serde::Serialize for Unlucky {
     }
 }
 
-/// Regression: the panic went to each caller until the entry expired.
+/// Regression: each caller received the panic until the entry expired.
 #[tokio::test(start_paused = true)]
 async fn an_entry_whose_deserialize_panics_is_a_miss_and_is_replaced() {
     let warnings = Warnings::default();
     let _listening = warnings.listen();
     let guard = StampedeGuard::in_memory();
-    // An older version of the program has stored what this one can not read.
+    // An older version of the program has stored a value that this version cannot read.
     guard.insert("k", &13_u32).await.expect("stored");
     assert_eq!(guard.get::<Unlucky>("k").await.expect("a miss"), None);
     let load = || async { Ok::<_, String>(Unlucky(7)) };
@@ -164,7 +162,7 @@ async fn an_entry_whose_deserialize_panics_is_a_miss_and_is_replaced() {
     assert!(warnings.about("has panicked").len() <= 1, "{warnings:?}");
 }
 
-/// Regression: the caller that loaded such a value got the panic instead.
+/// Regression: the caller whose load returned such a value received the panic instead.
 #[tokio::test(start_paused = true)]
 async fn a_value_whose_serialize_panics_goes_to_its_caller_and_is_not_stored() {
     let guard = StampedeGuard::in_memory();

@@ -1,4 +1,4 @@
-//! Values that replace an older one and cannot be stored: the older one ends.
+//! New values that cannot be stored, while the store still has an older value: the older value ends.
 //!
 //! On the in-memory store; the guards of one store are the processes of a fleet.
 
@@ -28,7 +28,7 @@ fn fleet(policy: PolicyBuilder) -> [StampedeGuard; 3] {
     })
 }
 
-/// Why a new value is not stored.
+/// The reason for which a new value is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     TooLong,
@@ -78,13 +78,13 @@ async fn a_background_refresh_whose_value_can_not_be_stored_ends_the_older_one()
         assert_eq!(&value[..], OLD, "{why:?}: it is served during the refresh");
         sleep(secs(1)).await;
         has_none(&fleet, &format!("{why:?}")).await;
-        // Nor does it stand in for a failure.
+        // The older value does not stand in for a failed load either.
         let failed = fleet[2].get_or_load("k", || async { Err::<Bytes, _>("no route".to_owned()) }).await;
         assert!(matches!(failed, Err(LoadError::Loader(_))), "{why:?}: {failed:?}");
     }
 }
 
-/// Regression: each caller that was served the older value began another load of this kind.
+/// Regression: each caller that was served the older value began another such load.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_is_not_stored_any_more_is_loaded_once_per_wave() {
     for why in [Why::DoNotStore, Why::FreshForZero] {
@@ -198,7 +198,7 @@ async fn many_values_at_once_end_as_one_does() {
     has_none(&fleet, "warm").await;
 }
 
-/// Its load is no flight's, but it is the same answer.
+/// In a trial the caller's own load is not the load of a flight, but it ends the older value all the same.
 #[tokio::test(start_paused = true)]
 async fn a_trial_ends_what_a_guard_would_end() {
     for why in Why::ALL {
@@ -213,7 +213,7 @@ async fn a_trial_ends_what_a_guard_would_end() {
     }
 }
 
-/// An audit compares, and its value replaces nothing.
+/// An audit only compares its value with the stored one, and ends nothing.
 #[tokio::test(start_paused = true)]
 async fn an_audit_ends_nothing() {
     let fleet = fleet(policy().audit(1.0));

@@ -1,4 +1,4 @@
-//! A warm-up, on the in-memory store with a paused clock.
+//! Warm-ups, on the in-memory store with a paused clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ fn on(store: &MemoryStore, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::builder(store.clone()).policy(policy.build().expect("valid")).build().expect("valid")
 }
 
-/// Warms a thousand keys, a hundred at once, each group in a second.
+/// Warms a thousand keys in groups of a hundred. Each group takes a second to load.
 async fn warm(guard: &StampedeGuard, loads: &Arc<AtomicUsize>) -> Warmed {
     let loads = Arc::clone(loads);
     let load = move |keys: Vec<u64>| {
@@ -39,7 +39,7 @@ async fn replicas_share_the_work_and_load_each_key_once() {
     }
     assert_eq!(warmed.iter().map(|warmed| warmed.stored).sum::<u64>(), 1_000);
     assert!(began.elapsed() <= Duration::from_secs(10), "{:?}", began.elapsed());
-    // A process that starts anew finds what the fleet has.
+    // A process that starts later loads nothing, because it finds what the fleet has stored.
     let again = warm(&on(&store, Policy::builder()), &loads).await;
     assert_eq!((again.stored, again.found, loads.load(Ordering::Relaxed)), (0, 1_000, 1_000));
 }
@@ -105,7 +105,7 @@ async fn failures_are_recorded_and_the_other_groups_continue() {
     assert_eq!((after.stored, after.failed), (0, 10), "a guard that is shut down warms nothing");
 }
 
-/// Each row was reported as loaded, as if it were stored.
+/// Regression: each row was reported as loaded, also if it was not stored.
 #[tokio::test(start_paused = true)]
 async fn only_stored_values_count_as_stored() {
     let (store, loads) = (MemoryStore::new(), Arc::default());
@@ -144,6 +144,6 @@ async fn what_the_store_does_not_take_is_loaded_again() {
     }
 }
 
-/// How often a warm-up loads a key.
+/// How many times a warm-up tries to load a key.
 #[cfg(feature = "testing")]
 const TRIES: usize = 3;

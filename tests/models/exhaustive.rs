@@ -1,11 +1,11 @@
-//! Every schedule of four threads with up to two preemptions, for the flight and the registry of lease waiters, compiled
-//! against loom's locks. (Three threads do not expose a removal that is not by identity.)
+//! Every schedule of four threads with up to two preemptions, for the flight and the registry of lease waiters, which are compiled against
+//! loom's locks. (With three threads, no schedule shows the defect of a removal that is not by identity.)
 
 /// Stands in for `crate::sync` in the modules under test.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
     pub(crate) use loom::sync::{Mutex, MutexGuard};
-    // Not loom's: methods take `self: &Arc<Self>`, and only the standard `Arc` is allowed there.
+    // Loom's `Arc` does not fit: methods take `self: &Arc<Self>`, and only the standard `Arc` is allowed there.
     pub(crate) use std::sync::Arc;
 
     pub(crate) use super::notify::Notify;
@@ -45,7 +45,7 @@ fn every_waiter_receives_the_outcome() {
     check(|| every_caller_is_answered(3));
 }
 
-/// A detached flight ends while others begin a new one: it removes only itself from the map.
+/// A detached flight ends while others begin new ones. It removes only itself from the map.
 #[test]
 fn an_older_flight_removes_no_newer_one() {
     check(|| {

@@ -1,7 +1,7 @@
-//! Models of the in-process coalescing and of the registry of lease waiters: the crate's own `flight/` and
-//! `store/wake_leases.rs`, compiled against shuttle's locks and run through many thousands of schedules.
+//! Models of the in-process coalescing and of the registry of lease waiters. The crate's own `flight/` and `store/wake_leases.rs` are
+//! compiled against shuttle's locks and run through many thousands of schedules.
 //!
-//! A failing schedule is printed as a string; `shuttle::replay` runs it again.
+//! A failing schedule is printed as a string. `shuttle::replay` runs it again.
 
 /// Stands in for `crate::sync` in the modules under test.
 mod sync {
@@ -102,7 +102,7 @@ fn every_waiter_receives_the_announcement() {
     });
 }
 
-/// Invariant 4: a leader that vanishes ends its flight all the same.
+/// Invariant 4: a leader that vanishes ends its flight nevertheless.
 #[test]
 fn a_leader_that_vanishes_frees_its_followers() {
     check(|| {
@@ -127,8 +127,8 @@ fn a_leader_that_vanishes_frees_its_followers() {
     });
 }
 
-/// A caller that joins while the leader finds no loader left must not join an ended flight: it would load alone, beside the load
-/// of the next flight.
+/// A caller that joins while the leader finds no loader left must not join an ended flight. It would load alone, while the next flight
+/// loads too.
 #[test]
 fn a_caller_that_joins_as_the_last_loader_leaves_gets_an_outcome() {
     check(|| {
@@ -305,7 +305,7 @@ fn a_flight_that_lost_the_store_is_replaced_once() {
     });
 }
 
-/// Other keys share the map's lock. Neither a rejected caller nor one that joins and leaves walks through all waiters under it.
+/// The map's lock is shared with other keys. Neither a rejected caller nor one that joins and leaves walks through all waiters under it.
 #[test]
 fn the_locks_per_caller_do_not_grow_with_the_number_of_waiters() {
     const CALLERS: usize = 200;
@@ -399,7 +399,7 @@ fn dropped_callers_and_readers_leave_no_caller_waiting() {
                             serve(reader, || 7);
                         }
                         if caller == 3 {
-                            // Polled once, then dropped.
+                            // This caller is polled once, then dropped.
                             let mut queued = pin!(queued);
                             let _ = queued.as_mut().poll(&mut Context::from_waker(noop_waker_ref()));
                         } else {

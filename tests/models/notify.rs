@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::sync::{Mutex, lock};
 
-/// One stored permit, and one waiter.
+/// At most one stored permit and one waiter.
 #[derive(Debug, Default)]
 pub(crate) struct Notify(Mutex<(bool, Option<Waker>)>);
 

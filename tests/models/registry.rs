@@ -18,7 +18,7 @@ pub(crate) fn every_waiter_is_notified(waiters: u8) {
             thread::spawn(move || {
                 let watch = watches.register("k", &Token(token));
                 while held.load(Ordering::SeqCst) == 1 {
-                    // A hint may be about another event: look again.
+                    // A hint may be about another event, so this looks again.
                     block_on(watch.hints());
                 }
                 watch.close();

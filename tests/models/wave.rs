@@ -6,7 +6,7 @@ use super::flight::{Flights, Joined};
 use super::sync::{Arc, AtomicUsize, Ordering};
 use super::{block_on, thread};
 
-/// A fixed hasher: a schedule must not depend on the process's random state.
+/// A fixed hasher, because a schedule must not depend on the process's random state.
 pub(crate) type Hashing = BuildHasherDefault<DefaultHasher>;
 pub(crate) type Map = Flights<u8, usize, &'static str, Hashing>;
 

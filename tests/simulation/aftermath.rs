@@ -10,7 +10,7 @@ use super::oracle::Value;
 use super::plan::{Does, Ends, Script};
 use super::world::{World, cache_key};
 
-/// The longest time that a command may be on its way: the delay of a ghost and a margin.
+/// The longest time for which a command may be on its way: the delay of a ghost command and a margin.
 const LATE_COMMANDS: Duration = Duration::from_millis(4_200);
 
 impl World {
@@ -25,7 +25,7 @@ impl World {
         for key in 0..self.plan.keys {
             let Some(node) = nodes.get(usize::from(key) % nodes.len().max(1)) else { return };
             let healed = timeout(self.bound(), self.ask(node, key)).await;
-            // An error is accepted: a load that began before may still fail for all its waiters.
+            // An error is accepted: a load that began before the end of the faults may still fail for all its waiters.
             if healed.is_err() && !node.replica.is_dead() {
                 self.oracle.violated(format_args!("I12: key {key} is not answered when all is well again"));
             }

@@ -12,13 +12,13 @@ use super::plan::{Call, Does, Ends, Profile, What};
 use super::world::World;
 use crate::sync::lock;
 
-/// How long an invalidation or an insertion is retried, as documented.
+/// How long an invalidation or an insertion is retried before its caller receives an error, as documented.
 const CHANGE: Duration = Duration::from_secs(2);
-/// The sleep between two tries of a change. It may also follow the last try.
+/// The sleep between two attempts at a change. It may also follow the last attempt.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timers are late, each by up to a millisecond.
 const SLACK: Duration = Duration::from_millis(10);
-/// After how many loaders that panic in turn a flight still tries another one.
+/// After this many loaders in turn that panicked, a flight tries no other one.
 const MOST_HOPS: usize = 3;
 
 impl World {
@@ -47,8 +47,9 @@ impl World {
         }
     }
 
-    /// I9: a caller asks again at most once, however often the tag changes, because a load that begins after the caller came answers
-    /// it. A second load may belong to another flight that continued alone, and a third one to that of a call for many keys.
+    /// I9: a caller waits for at most two loads of its node under a lease, however often the tag changes, because a load that begins after
+    /// the caller came answers it. The second load may belong to another flight that continued alone, and a third one to that of a call for
+    /// many keys.
     pub(super) fn check_rounds(&self, node: &Node, call: &Call, start_seq: u64) {
         let other_flights = |other: &Call| {
             other.asks_for(call.key) && (other.does == Does::Refresh || other.load.ends == Ends::DoNotStore)
@@ -100,16 +101,17 @@ impl World {
         CHANGE + PAUSE + SLACK + self.plan.announcing()
     }
 
-    /// B1 for a node that is not stopped.
+    /// B1 for a call to a node of this slot, without the time for which the node is stopped.
     fn most(&self, slot: usize, does: Does, key: u8) -> Duration {
         let policy = &self.plan.policy;
-        // A look-up may wait for the read before its queue's read, each within one command timeout. The budget is two of these.
+        // A look-up may wait for another caller's read first, and then for its own queue's read, each for at most one command timeout. The
+        // budget is two of these.
         let look_up = policy.coordination_budget;
         match does {
             Does::Get => look_up + SLACK,
             Does::Invalidate | Does::InvalidateTag | Does::Insert => self.longest_change(),
             Does::Load => self.most_idle() + self.longest_loads(slot, key),
-            // A key that is stored at once is answered with the last one.
+            // The stored keys are returned together with the last key that is loaded.
             Does::LoadMany => {
                 let keys = (0..self.plan.keys).map(|key| self.longest_loads(slot, key));
                 self.most_idle() + keys.max().unwrap_or_default()
@@ -124,7 +126,7 @@ impl World {
     /// acquire after a wait may take a lease longer. If a change of the tag has outdated what it finds then, another flight waits.
     fn most_idle(&self) -> Duration {
         let policy = &self.plan.policy;
-        // A load of many keys waits until it is known which of them it has.
+        // Without tags, a caller waits for other nodes once. A change of the tag may make it wait once more.
         let waits = if self.plan.tagged { 2 } else { 1 };
         policy.coordination_budget * 4 + policy.wait_timeout * waits + policy.lease + SLACK * 3
     }
@@ -150,11 +152,11 @@ impl World {
         takes.max().unwrap_or_default()
     }
 
-    /// Without faults: time for the load, and for another one after each invalidation and each shutdown of a node.
+    /// The bound without faults: time for the load, and for another one after each invalidation and each shutdown of a node.
     fn most_when_well(&self, call: &Call, start_seq: u64) -> Duration {
         let latency = self.plan.trip();
         if !call.loads() {
-            // A round trip for the read on its way, one for the queue's read, and one for a look-up that was first skipped.
+            // A round trip for the read that is already on its way, one for the queue's read, and one for a look-up that was first skipped.
             // A change also waits for the nodes with copies: a term at most, for a node that is leaving, or a registry that is new.
             return latency * 3 + SLACK + self.plan.announcing();
         }
@@ -169,7 +171,7 @@ impl World {
     }
 }
 
-/// The total length of these spans. Overlaps count once.
+/// The total length of these spans. Time in which several spans overlap counts once.
 fn together(mut times: Vec<(Instant, Instant)>) -> Duration {
     times.sort_unstable();
     let mut seen: Option<Instant> = None;

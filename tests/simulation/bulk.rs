@@ -1,5 +1,5 @@
-//! Nodes that ask for many keys at once, of a server that executes one command after the other: a world of its own for one seed of eight,
-//! without faults, with a random stream of its own.
+//! Nodes that ask for many keys at once, at a server that executes one command after the other: a separate world for one seed of eight,
+//! without faults, with its own random stream.
 //!
 //! Each key is loaded once, every value is stored, and hits of another node are not lost (I15).
 
@@ -19,7 +19,7 @@ use crate::{Policy, StampedeGuard};
 /// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x6372_6f77_6473;
 
-/// The violations of the seed's world of bulk loads.
+/// Runs the seed's world of bulk loads and returns its violations.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
@@ -30,7 +30,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     let guard = || StampedeGuard::builder(chaos.replica()).policy(policy.clone()).build().expect("a guard");
     let (guards, other): (Vec<_>, _) = ((0..nodes).map(|_| guard()).collect(), guard());
     other.insert("hot", &u64::MAX).await.expect("stored");
-    // In all, many times as long as one command may take.
+    // All commands together take the server many times as long as the timeout of one command.
     chaos.command_time(Duration::from_micros(random.u64(500..=1_000)));
     let warms = random.bool();
     let loads = Arc::new(AtomicU64::new(0));

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Where a future is dropped.
+/// The point at which a future is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Drop {
     /// After its nth poll was pending, like a caller that leaves while it waits. Its requests are on their way.

@@ -74,19 +74,19 @@ impl World {
             took <= deadline + Duration::from_millis(1_010),
             format_args!("I13: n{} took {took:?} to leave within {deadline:?}", node.id),
         );
-        // The process exits now. Commands that it has sent still arrive.
+        // The process exits now. Commands that it has sent before still arrive.
         node.kill();
         sleep(self.plan.trip() * 2).await;
         let (inside, _) = node.guard.parts();
         let id = inside.store.node().simple().to_string();
         let is_sound = self.plan.profile == Profile::None;
-        // With faults, a lease does not count if its flight had abandoned or ended it before the grant: the node may not know of it.
+        // With faults, a lease does not count if its flight had abandoned or ended it before the grant: the node may not know of the grant.
         let granted = |token: &Token| {
             lock(&self.oracle.state).tokens.get(token).is_some_and(|holder| holder.granted && !holder.over)
         };
         let held = self.keys.iter().filter_map(|key| self.chaos.store().lease(key.name()));
         let held = held.filter(|(token, _)| token.node() == id && (is_sound || granted(token))).count();
-        // A flight that ends at the very deadline leaves no time for its last release.
+        // A flight that ends at the very deadline leaves no time to release its lease.
         let had_time = !done.finished || took + self.plan.trip() < deadline;
         let is_right =
             if is_sound && had_time { (held, done.abandoned) == (0, 0) } else { held <= done.abandoned };

@@ -1,5 +1,5 @@
-//! I5: the reasons for which a load may begin without the lease. The node's own counters are not used: the wire shows which commands
-//! failed, the store which leases were granted, and the clock how long callers have waited.
+//! I5: the reasons for which a load may begin without the lease. They are derived without the node's own counters: the wire shows which
+//! commands failed, the store which leases were granted, and the clock how long callers have waited.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,8 +25,8 @@ impl World {
         let lease = self.chaos.holds(&node.replica, self.keys[usize::from(key)].name());
         let window = node.window(key, policy.coordination_budget + SOON, self.bound());
         let asks = if self.plan.tagged { policy.command_timeout } else { Duration::ZERO };
-        // The next loader may be part of a batch. Allows for the moment in which the batch collects its keys, and for one command per key
-        // until each flight has had its turn.
+        // The next loader may belong to a call for many keys, which collects its keys for a moment, and sends one command per key until
+        // each flight has had its turn. This is added to the time.
         let asks = asks + LATER + policy.command_timeout * self.plan.keys.into();
         let after = lock(&self.oracle.state).loads.taken_over(node.id, key, asks);
         let excuse = match (leaves, window) {
@@ -38,14 +38,14 @@ impl World {
         Begins { node: node.id, key, does, came, lease, excuse, after, lanes: self.lanes(key, window) }
     }
 
-    /// Why the node may load the key without the lease, for a call in this window. `held` is the node's present lease, for another
-    /// load.
+    /// Why the node may load the key without the lease, for a call in this window. `held` is the lease that the node has now, for another
+    /// load of the key.
     fn excuse(&self, node: &Node, key: u8, window: Window, held: Option<&Token>) -> Option<&'static str> {
         let Window { from, waited } = window;
         if waited >= self.plan.policy.wait_timeout {
             return Some("having waited");
         }
-        // The stop counts by the node's own clock, so its budget or its lease may have run out.
+        // Timers ran on while the node was stopped, so its budget or its lease may have run out.
         if !node.stops_since(from).is_empty() {
             return Some("having been stopped");
         }
@@ -56,9 +56,9 @@ impl World {
         state.loads.has_lost(node.id, key, from, held).then_some("a lease that was lost")
     }
 
-    /// I8: how many loads of one key a node may run at once without a lease, not counting loads that later callers do not join. One,
-    /// and one more for each of: forced reloads; callers that have waited for `wait_timeout`; a probe whether the resource is still
-    /// uncacheable; tag checks while commands fail, which detach flights without the oracle's knowledge.
+    /// I8: how many loads of one key a node may run at once without a lease, not counting loads that later callers do not join: one, and
+    /// one more for each of these that occurs in the run: forced reloads; callers that have waited for `wait_timeout`; probes whether the
+    /// resource is still uncacheable; tag checks while commands fail, which detach flights without the oracle's knowledge.
     fn lanes(&self, key: u8, window: Option<Window>) -> usize {
         let refreshes = self.plan.all_calls().any(|call| call.key == key && call.does == Does::Refresh);
         let has_waited = window.is_some_and(|window| window.waited >= self.plan.policy.wait_timeout);

@@ -16,7 +16,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 const EACH: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// How often each line of code has warned in this thread's run.
+    /// How many warnings each line of code has logged in this thread's run.
     static WARNINGS: RefCell<Vec<(&'static Metadata<'static>, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -63,7 +63,7 @@ pub(super) fn counting<T>(work: impl FnOnce() -> T) -> T {
     dispatcher::with_default(COUNTER.get_or_init(|| Dispatch::new(Counter)), work)
 }
 
-/// The warnings of this thread's run that exceed what so many nodes may log in that time.
+/// The warnings of this thread's run that exceed what `nodes` nodes may log within `lasted`.
 pub(super) fn excess(nodes: usize, lasted: Duration) -> Vec<String> {
     let most = nodes * (1 + (lasted.as_secs() / EACH.as_secs()) as usize);
     let floods = WARNINGS.take().into_iter().filter(|(_, count)| *count > most);

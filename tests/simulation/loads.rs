@@ -1,4 +1,4 @@
-//! I5 as the oracle counts it: the loads of a run, the lease or excuse of each, and how many loads there may be.
+//! I5 as the oracle counts it: all loads of a run, the lease or the excuse of each, and how many loads there may be.
 //!
 //! A load either has the lease, and is then the only load under that lease except for loads that panicked; or it has an excuse for
 //! going without, which `excuses` finds.
@@ -17,7 +17,7 @@ use super::plan::{Does, Ends};
 use crate::store::Token;
 use crate::sync::lock;
 
-/// How late something that is due at once may be, because a timer may be involved.
+/// By how much something that is due at once may be late, because a timer may be involved.
 const AT_ONCE: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Debug)]
@@ -27,27 +27,27 @@ pub(super) struct Load {
     pub(super) began: u64,
     pub(super) returned: bool,
     pub(super) at: Instant,
-    /// When its caller came. The caller joined the flight later, so no earlier event had detached the flight.
+    /// When the caller that brought the loader came. It joined the flight later, so no earlier event had detached the flight.
     pub(super) came: Instant,
     pub(super) ended: Option<Instant>,
     /// The lease under which it runs, if any.
     pub(super) lease: Option<Token>,
-    /// The commit of its value has reached the store, or the value was inserted.
+    /// The commit of the value has reached the store, or the value was inserted.
     committed: bool,
-    /// Its value must not be stored.
+    /// The loader has said that its value must not be stored.
     is_unstorable: bool,
-    /// When the last stale window of its value ends, since the value was stored.
+    /// When the value may no longer be served, not even as a stale one. Set when it is stored.
     pub(super) served_until: Option<Instant>,
-    /// It has replaced another load, which could not use the store either.
+    /// This load has replaced another load, which could not use the store either.
     pub(super) instead: bool,
-    /// Another load has replaced it.
+    /// Another load has replaced this load.
     pub(super) replaced: bool,
-    /// It stands for the one that has replaced a load of many keys, or was replaced by it.
+    /// It was counted as the load that replaced the flight of a call for many keys, or was replaced by it: see `was_overtaken`.
     pub(super) has_overtaken: bool,
 }
 
 impl Load {
-    /// A load without a lease beside no other.
+    /// A load without a lease that replaces no other load.
     fn begins(node: usize, key: u8, began: u64, came: Instant) -> Self {
         Self {
             node,
@@ -76,13 +76,13 @@ impl Load {
 /// Events of one key at one node.
 #[derive(Debug, Default)]
 pub(super) struct AtNode {
-    /// When a command about the key last failed, or took longer than a round trip.
+    /// When a command about the key last failed or was slower than a round trip, or a flight continued without the store.
     troubled: Option<Instant>,
-    /// When a flight was last detached from later callers.
+    /// When a flight was last detached: later callers do not join it.
     pub(super) detached: Option<Instant>,
-    /// Leases that were granted to the node and that it has not ended.
+    /// Leases that were granted to the node and that it has not ended, and when each was granted.
     granted: Vec<(Token, Instant)>,
-    /// The last load that panicked, and when, until its flight continues.
+    /// The last load that panicked, and when, until its flight continues with another loader.
     vanished: Option<(Instant, u32)>,
 }
 
@@ -97,12 +97,12 @@ pub(super) struct Loads {
     nodes: HashMap<Box<str>, usize>,
 }
 
-/// B2 for one key.
+/// The bound B2 for one key.
 #[derive(Debug, Default)]
 struct OfKey {
-    /// How many leased loads have begun.
+    /// How many leased loads of the key have begun.
     leased: usize,
-    /// How many there may be in addition to the first.
+    /// How many leased loads there may be in addition to the first.
     more: usize,
     /// A value was stored and, as far as is known, is still there.
     stored: bool,
@@ -115,7 +115,7 @@ struct OfKey {
 struct OfLease {
     loads: usize,
     vanished: usize,
-    /// The last of them, if it may also have begun without the lease, because it had an excuse.
+    /// The last of these loads, if it may also have begun without the lease, because it had an excuse.
     excused: Option<u32>,
 }
 
@@ -133,13 +133,13 @@ pub(super) struct Begins {
     pub(super) key: u8,
     pub(super) does: Does,
     pub(super) came: Instant,
-    /// The lease of the key, where a flight of the node has it.
+    /// The lease of the key, if a flight of the node has it.
     pub(super) lease: Option<Token>,
     /// Why the load may begin without the lease.
     pub(super) excuse: Option<&'static str>,
     /// The load before this one in the same flight, which panicked.
     pub(super) after: Option<u32>,
-    /// How many loads of the key the node may run at once without the lease. Each may be replaced once.
+    /// How many loads of the key the node may run at once without the lease. Each of them may be replaced once.
     pub(super) lanes: usize,
 }
 
@@ -175,21 +175,21 @@ impl Loads {
         }
     }
 
-    /// The same at the node with this name.
+    /// Like [`detached`](Self::detached), at the node with this name.
     pub(super) fn detached_at_node(&mut self, name: &str, key: u8) {
         if let Some(&node) = self.nodes.get(name) {
             self.detached(Some(node), key);
         }
     }
 
-    /// The flight with this lease learns that the lease is lost, and later callers no longer join the flight.
+    /// The flight with this lease learns that the lease is lost, so later callers no longer join the flight.
     pub(super) fn lost(&mut self, key: u8, token: &Token) {
         if let Some(node) = self.node_of(token) {
             self.detached(Some(node), key);
         }
     }
 
-    /// The lease is this token's from now on. `is_served`: the stored value can be served without a new load.
+    /// From now on the lease belongs to this token. `is_served`: the stored value can be served without a new load.
     pub(super) fn granted(&mut self, key: u8, token: &Token, is_served: bool) {
         if let Some(node) = self.node_of(token) {
             let granted = &mut self.at_node(node, key).granted;
@@ -208,9 +208,9 @@ impl Loads {
         }
     }
 
-    /// The lease's flight has ended it, or has tried to, and loads nothing more. If the flight `has_loaded` but no load is known under
-    /// its lease, the lease was lost to another flight of the node, and the load was recorded under that flight's lease. The lost lease
-    /// then remains, as the excuse of the other flight's load, which is still to come.
+    /// The flight of this lease has ended it, or has tried to, and loads nothing more. If the flight `has_loaded` but no load is known
+    /// under its lease, its load was recorded under the lease of another flight of the node. This lease is then not forgotten: it is the
+    /// excuse of the other flight's load, which is still to come.
     pub(super) fn abandoned(&mut self, key: u8, token: &Token, has_loaded: bool) {
         if has_loaded && self.of_lease.get(token).is_none_or(|of| of.loads == 0) {
             return;
@@ -252,19 +252,19 @@ impl Loads {
         }
     }
 
-    /// Whether a command of the node about the key has failed since then.
+    /// Whether a command of the node about the key has failed, or was slow, after `since`.
     pub(super) fn was_troubled(&self, node: usize, key: u8, since: Instant) -> bool {
         self.at_node.get(&(node, key)).and_then(|at| at.troubled).is_some_and(|at| at >= since)
     }
 
-    /// Whether the node was granted a lease of the key since then that it has not ended and no longer has. `held` is its
-    /// present lease.
+    /// Whether the node was granted a lease of the key after `since` that it has not ended and no longer has. `held` is the lease that it
+    /// has now.
     pub(super) fn has_lost(&self, node: usize, key: u8, since: Instant, held: Option<&Token>) -> bool {
         let is_lost = |(token, at): &(Token, Instant)| *at >= since && Some(token) != held;
         self.at_node.get(&(node, key)).is_some_and(|at| at.granted.iter().any(is_lost))
     }
 
-    /// The load that has just panicked, if its flight continues with another loader. Returned only once.
+    /// The load that has just panicked, if its flight continues with another loader. Each such load is returned only once.
     ///
     /// The flight's next load begins at once, except for the time (`asks`) in which it may read its tags.
     pub(super) fn taken_over(&mut self, node: usize, key: u8, asks: Duration) -> Option<u32> {
@@ -272,8 +272,8 @@ impl Loads {
         (at.elapsed() <= AT_ONCE + asks).then_some(id)
     }
 
-    /// Whether a load that begins may be the one that has this lease of its node. A load that began before with an excuse was recorded
-    /// under the lease, but may have been another flight's. If a load without an excuse follows, the first one ran without the lease.
+    /// Whether a load that begins may be the one that runs under this lease of its node. An earlier load with an excuse was recorded under
+    /// the lease, but may belong to another flight. If a load without an excuse follows, the earlier load ran without the lease.
     fn is_free(&mut self, lease: &Token, is_excused: bool) -> bool {
         let of = self.of_lease.entry(lease.clone()).or_default();
         if !of.is_used() {
@@ -298,27 +298,27 @@ impl Loads {
         }
     }
 
-    /// The load's value is stored. Stored again, it is served for no longer.
+    /// The load's value is stored. If it is stored a second time, it may not be served for longer than the first time said.
     pub(super) fn is_stored(&mut self, id: u32, served_for: Duration) {
         if let Some(load) = self.all.get_mut(id as usize) {
             load.served_until.get_or_insert_with(|| Instant::now() + served_for);
         }
     }
 
-    /// When the load began that has ended under this lease with a value that must not be stored.
+    /// When that load began which has ended under this lease with a value that must not be stored.
     pub(super) fn unstorable(&self, token: &Token) -> Option<u64> {
         let is_it = |load: &&Load| load.is_unstorable && load.lease.as_ref() == Some(token);
         self.all.iter().rfind(is_it).map(|load| load.began)
     }
 
-    /// How many leased loads of the key have begun at the node since then and returned a value.
+    /// How many leased loads of the key have begun at the node after `seq` and returned a value.
     pub(super) fn since(&self, node: usize, key: u8, seq: u64) -> usize {
         let is_one =
             |load: &&Load| load.node == node && load.key == key && load.began > seq && load.lease.is_some();
         self.all.iter().filter(is_one).filter(|load| load.returned && load.ended.is_some()).count()
     }
 
-    /// The spans since then in which the node was loading the key.
+    /// The spans, from `since` on, in which the node was loading the key.
     pub(super) fn times(&self, node: usize, key: u8, since: Instant) -> Vec<(Instant, Instant)> {
         let now = Instant::now();
         let of_both = self.all.iter().filter(|load| load.node == node && load.key == key);
@@ -328,7 +328,7 @@ impl Loads {
 }
 
 impl Oracle {
-    /// I5 and I8, when a load begins.
+    /// Records a load that begins, and checks I5 and I8.
     pub(super) fn load_began(&self, begins: Begins) -> u32 {
         let Begins { node, key, does, came, lease, excuse, after, lanes } = begins;
         let (id, leased, claimed, bound) = {
@@ -342,9 +342,9 @@ impl Oracle {
             let before = after.and_then(|id| loads.all.get(id as usize));
             let (claimed, replaced) = match before.map(as_before) {
                 Some(as_before) => as_before,
-                // A leased load may replace another load, too.
+                // A leased load may also replace a load that continues without the store.
                 None if lease.is_some() => (loads.claim(node, key, 0).or(Some(false)), false),
-                // The load's flight may be one that later callers do not join, or may have replaced another one: that is not to be seen.
+                // The flight may be one that later callers do not join, or may have replaced another one: the oracle cannot tell which.
                 None if !loads.is_joinable(node, key, came) => {
                     loads.claim(node, key, lanes);
                     (Some(false), false)
@@ -392,7 +392,7 @@ impl Oracle {
             let load = &mut loads.all[id as usize];
             (load.ended, load.returned) = (Some(Instant::now()), returned);
             load.is_unstorable = ends == Some(Ends::DoNotStore);
-            // The flight continues with another caller's loader.
+            // After a panic, the flight continues with another caller's loader.
             if ends == Some(Ends::Panic) {
                 let (node, key) = (load.node, load.key);
                 if let Some(lease) = &load.lease {
@@ -405,7 +405,7 @@ impl Oracle {
         self.note(format_args!("load {id} ends, value={returned}"));
     }
 
-    /// A value that exists without a loader: an inserted one.
+    /// Records an inserted value as if a load had returned it.
     pub(super) fn made(&self, node: usize, key: u8) -> Value {
         let mut state = lock(&self.state);
         let (began, at) = (state.next(), Instant::now());

@@ -1,4 +1,4 @@
-//! Calls for all keys at once: their loads and answers are those of each key.
+//! Calls for all keys at once. Their loads and answers are recorded like those of calls for one key.
 
 use std::sync::Arc;
 

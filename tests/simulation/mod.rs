@@ -25,7 +25,9 @@
 //! 13. A shutdown ends within its deadline and a second, and reports how many leases it leaves; without faults, none.
 //! 14. Once a load that must not be stored has ended under its lease, no later caller receives an older value. Nor does a caller that comes
 //!     after the end of a value's stale windows receive that value.
-//! 15. Of many keys loaded at once at a slow server each is loaded once and stored, and hits of other keys are not lost.
+//! 15. At a server that is slow, many keys that are requested at once are loaded once each and stored, and hits of other keys are not lost.
+//! 16. Under an adaptive limit, no more loads run than the limit allows, the limit moves by one step at a time, and in the end all permits
+//!     are free.
 //!
 //! `SEED=7 PROFILE=mixed cargo test --features testing --lib simulation::one -- --nocapture --ignored` shows a run.
 
@@ -69,27 +71,27 @@ use mutants::Mutant;
 use plan::{Plan, Profile};
 use world::World;
 
-/// How many seeds an ordinary test run tries, each with all three profiles.
+/// How many seeds an ordinary test run tries, each under all three profiles.
 const SEEDS: u64 = 150;
 
 thread_local! {
-    /// The panics of this thread's run.
+    /// The panics of this thread's run; `None` while no run records them.
     static PANICS: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
 /// The result of a run.
 struct Report {
     violations: Vec<String>,
-    /// Equal for equal runs.
+    /// A hash of all events: equal runs have equal hashes.
     hash: u64,
     log: Vec<String>,
     loads: usize,
     struck: u64,
-    /// How many answers came from the nodes' memory.
+    /// How many answers came from the local copies of the nodes.
     local_hits: u64,
 }
 
-/// Installs a hook that keeps a run's panics for its report instead of printing them.
+/// Installs a hook that records a run's panics for its report instead of printing them.
 fn listen() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -111,7 +113,7 @@ fn paused() -> Runtime {
 
 fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_traced: bool) -> Report {
     listen();
-    // The guard draws its jitter from this thread's generator.
+    // The guard draws its jitter from this thread's generator, so the seed must set it.
     fastrand::seed(seed);
     PANICS.set(Some(Vec::new()));
     let runtime = paused();
@@ -131,7 +133,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_traced: bool) -> 
     let mut report = mutants::with(mutant, || floods::counting(simulated));
     drop(runtime);
     if profile == Profile::None && mutant.is_none() {
-        // Four seeds of eight have a world more, and one of 64 has the longest.
+        // Without faults, half of the seeds also run a further world; the longest one runs for one seed of 64 only.
         report.violations.extend(match seed % 8 {
             1 => LocalSet::new().block_on(&paused(), stops::violations(seed)),
             3 => LocalSet::new().block_on(&paused(), trials::violations(seed)),
@@ -239,7 +241,7 @@ fn equal_seeds_give_equal_runs() {
     }
 }
 
-/// Tests the checkers: they notice each fault that is made on purpose, within a few hundred seeds.
+/// Tests the checkers: they notice each deliberate fault of the protocol within 500 seeds.
 #[test]
 fn each_mutant_of_the_protocol_is_caught() {
     const MOST: u64 = 500;
@@ -258,7 +260,7 @@ fn each_mutant_of_the_protocol_is_caught() {
     }
 }
 
-/// Shows one run.
+/// Runs and prints one run: SEED and PROFILE say which.
 #[test]
 #[ignore = "takes SEED and PROFILE"]
 fn one() {
@@ -272,7 +274,7 @@ fn one() {
     assert!(report.violations.is_empty(), "{}", report.violations.join("\n"));
 }
 
-/// Prints how often each invariant is broken, with the first seeds, for use during a change.
+/// Prints how many times each invariant is broken in SEEDS seeds, with the first seeds of each, for use during a change.
 #[test]
 #[ignore = "prints a summary and checks nothing"]
 fn survey() {
@@ -308,7 +310,7 @@ fn soak() {
     runs(start..start + env("SOAK_SEEDS").unwrap_or(1_000_000));
 }
 
-/// In how many of SEEDS runs of each profile an invariant is broken: without faults, mixed and heavy.
+/// Counts the runs in which an invariant is broken, of SEEDS runs for each profile: without faults, mixed and heavy.
 fn caught(mutant: Option<Mutant>) -> String {
     let seeds = env("SEEDS").unwrap_or(SEEDS);
     let caught = Profile::ALL.map(|profile| {
@@ -327,14 +329,14 @@ fn caught(mutant: Option<Mutant>) -> String {
     format!("{caught:?} of {seeds} each")
 }
 
-/// For the table of `planted`: the code as it is, in which a patch may have planted a fault.
+/// For the table in the README of `planted`: counts for the code as it is, into which a patch may have planted a fault.
 #[test]
 #[ignore = "for the table"]
 fn count_of_the_code() {
     println!("caught in {}", caught(None));
 }
 
-/// For the same table.
+/// For the table in the README of `planted`: counts for each mutant.
 #[test]
 #[ignore = "for the table"]
 fn counts_of_the_mutants() {

@@ -1,7 +1,8 @@
-//! Ways to break the protocol between the clients and the store, which the checkers must notice; the test names the one that is
-//! harmless.
+//! Ways to break the protocol between the clients and the store, which the checkers must notice. `RenewalOutlivesRelease` is harmless and
+//! must not be noticed.
 //!
-//! A client does not know of them. What breaks a client is a patch: `planted`, whose README says how many runs notice which.
+//! Mutants change the store's side, and clients do not know of them. Faults of clients are patches, in `planted`, whose README says in how
+//! many runs each is noticed.
 
 use std::cell::Cell;
 use std::sync::{Arc, LazyLock, Weak};
@@ -20,19 +21,19 @@ use crate::testing::ChaosStore;
 pub(super) enum Mutant {
     /// COMMIT stores whatever the lease says.
     CommitWithoutToken,
-    /// INVALIDATE leaves the lease.
+    /// INVALIDATE does not end the lease.
     InvalidateKeepsLease,
-    /// RELEASE frees any lease.
+    /// RELEASE frees the key's lease, whichever token has it.
     ReleaseWithoutToken,
-    /// RENEW renews any lease.
+    /// RENEW renews the key's lease, whichever token has it.
     RenewWithoutToken,
-    /// Renewals go on after the end. Harmless: the token is one flight's own.
+    /// A flight renews its lease once more after its end. Harmless: no other flight has the same token.
     RenewalOutlivesRelease,
-    /// No waiter is notified that what it waits for has ended.
+    /// The store ends leases without notifying the waiters.
     NobodyIsNotified,
-    /// A node that is shut down keeps its leases.
+    /// The leases of a node that is shut down are not handed over.
     LeavesItsLeases,
-    /// Each look-up is made twice.
+    /// Each look-up runs twice in the store.
     LooksTwice,
 }
 
@@ -50,7 +51,7 @@ impl Mutant {
 }
 
 thread_local! {
-    // A simulation keeps to its thread, and other tests run beside it.
+    // A simulation runs on one thread, and other tests run on other threads at the same time.
     static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
@@ -62,13 +63,13 @@ pub(super) fn with<T>(mutant: Option<Mutant>, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The store, whose waiters the mutant may leave without notification.
+/// The store of a run. Under `NobodyIsNotified` it notifies no waiter.
 pub(super) fn store(seed: u64) -> ChaosStore {
     static SILENCE: LazyLock<Arc<Silence>> = LazyLock::new(Arc::default);
     let store = MemoryStore::new();
     if MUTANT.get() == Some(Mutant::NobodyIsNotified) {
         let silence: Weak<dyn Notifier> = Arc::<Silence>::downgrade(&SILENCE);
-        // The first notifier is the one that stays.
+        // A store keeps the first notifier that it is given, so the guard's later one has no effect.
         store.notify_through(silence);
     }
     ChaosStore::over(store, seed)
@@ -93,10 +94,10 @@ impl Notifier for Silence {
     }
 }
 
-/// Whether, and how often, a command arrives at the store. `step` is all that happens there.
+/// Runs a command in the store as many times as the mutant lets it arrive: 0, 1 or 2. `step` runs it once.
 pub(super) fn arrive(command: EntryCommand, step: impl Fn(EntryCommand) -> CommandAnswer) -> CommandAnswer {
     match (MUTANT.get(), &command) {
-        // Its node is answered as if it had.
+        // The command does not arrive, but its node receives the answer of one that did.
         (Some(Mutant::LeavesItsLeases), EntryCommand::HandOver { how, .. }) if how.is_leaving => {
             CommandAnswer::HandedOver(HandedOver::Freed)
         }
@@ -108,7 +109,7 @@ pub(super) fn arrive(command: EntryCommand, step: impl Fn(EntryCommand) -> Comma
     }
 }
 
-/// The step of a command in the store, as it should be or as the mutant has it.
+/// Runs a command in the store, correctly or as the mutant changes it.
 pub(super) fn run(
     store: &MemoryStore,
     key: &Key,
@@ -158,7 +159,7 @@ pub(super) fn run(
     }
 }
 
-/// Makes the lease this token's.
+/// Gives the lease of the key to this token.
 fn take(
     store: &MemoryStore,
     key: &Key,

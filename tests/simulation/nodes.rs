@@ -20,11 +20,11 @@ pub(super) struct Node {
     pub(super) replica: Replica,
     /// The node is being shut down.
     pub(super) leaves: AtomicBool,
-    /// The tasks of its callers.
+    /// The tasks that run its callers.
     pub(super) calls: Mutex<Vec<AbortHandle>>,
-    /// Its calls that a load may serve, by key.
+    /// The records of its callers' calls, by key; a load may serve them.
     records: Mutex<HashMap<u8, Vec<CallRecord>>>,
-    /// The spans in which it was stopped. The last one may not have ended yet.
+    /// The spans in which it was stopped. The last one has no end while the node is still stopped.
     stops: Mutex<Vec<(Instant, Option<Instant>)>>,
 }
 
@@ -39,16 +39,16 @@ struct CallRecord {
 #[derive(Clone, Copy, Debug)]
 enum Over {
     Answered(Instant),
-    /// Its caller went away.
+    /// The caller has dropped the call before an answer.
     Left(Instant),
 }
 
-/// The calls that a load may serve.
+/// The calls of one key that a load may serve if it begins now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Window {
-    /// When the first of them began.
+    /// When the earliest of them began.
     pub(super) from: Instant,
-    /// The longest wait among the calls that have not ended, or only just now.
+    /// The longest wait among those of them that have not ended, or have only just ended.
     pub(super) waited: Duration,
 }
 
@@ -93,9 +93,9 @@ impl Node {
         Asking { node: self, key, seq, is_answered: false }
     }
 
-    /// The calls that a load of this key may serve if it begins now: calls that wait; calls that were answered just now, because their
-    /// background load begins `soon`; and calls that their callers have left, for as long as a flight `lasts`. A caller may also have
-    /// left when its flight had waited long enough and was about to load.
+    /// The calls that a load of this key may serve if it begins now: calls that wait; calls that were answered at most `soon` ago, because
+    /// their background load begins within that time; and calls that their callers have left, for as long as a flight `lasts`. A caller may
+    /// also have left when its flight had waited long enough and was about to load.
     pub(super) fn window(&self, key: u8, soon: Duration, lasts: Duration) -> Option<Window> {
         let records = lock(&self.records);
         let of_key = records.get(&key)?;
@@ -104,7 +104,7 @@ impl Node {
             Some(Over::Answered(at)) => at.elapsed() <= soon,
             Some(Over::Left(_)) => record.at.elapsed() <= lasts,
         };
-        // If there is none, the load is a delayed background load.
+        // If no call is left that the load may serve, it is a delayed background load of the last call.
         let from = of_key.iter().find(is_there).or_else(|| of_key.last())?.at;
         let waits = of_key.iter().filter(|record| match record.over {
             None => true,
@@ -142,7 +142,7 @@ impl Node {
         }
     }
 
-    /// The spans since then in which it was stopped.
+    /// The spans, from `since` on, in which the node was stopped.
     pub(super) fn stops_since(&self, since: Instant) -> Vec<(Instant, Instant)> {
         let now = Instant::now();
         let stops = lock(&self.stops);

@@ -1,7 +1,7 @@
 //! The oracle: records each step in the store, each load and each call of a run, and reports broken invariants.
 //!
-//! It counts independently and trusts nothing that the code under test reports. The invariants have the numbers of the module's
-//! page.
+//! It counts independently and trusts nothing that the code under test reports. The invariants are numbered as on the page of
+//! [`simulation`](super).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write as _};
@@ -29,18 +29,18 @@ pub(super) type Value = (u8, u32);
 pub(super) struct Oracle {
     pub(super) began: Instant,
     pub(super) profile: Profile,
-    /// All values have one tag.
+    /// All values of the run have the same tag.
     pub(super) tagged: bool,
     /// An older value may stand in for a failed load, even if another node has changed the resource.
     pub(super) has_stand_ins: bool,
     pub(super) lease: Duration,
     /// The longest round trip of a command without faults.
     pub(super) trip: Duration,
-    /// How much the store may add to one call.
+    /// How much time the store may add to one call.
     pub(super) budget: Duration,
     /// How much time the store may cost a flight between two acquires.
     pub(super) patience: Duration,
-    /// How long a value may be served after its freshness; `None` if the store's clock, or its state, may jump.
+    /// How long a value may still be served once it is no longer fresh; `None` if the store's clock, or its state, may jump.
     pub(super) window: Option<Duration>,
     /// How long copies may be served after a value was replaced by one that must not be stored; `None` for as long as they are fresh.
     pub(super) copies_for: Option<Duration>,
@@ -53,29 +53,29 @@ pub(super) struct Oracle {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) violations: Vec<String>,
-    /// Recorded only if the run is traced.
+    /// The lines of the trace; `None` unless the run is traced.
     pub(super) log: Option<Vec<String>>,
     hash: DefaultHasher,
-    /// A counter that orders all events.
+    /// The position of the last event in the order of all events. Fields of type `u64` that say "when" are such positions.
     seq: u64,
     pub(super) loads: Loads,
     pub(super) by_key: HashMap<u8, OfKey>,
-    /// The tokens, numbered in the order in which they came: their text is random.
+    /// The tokens. Each has a number, in the order in which they came, for reports, because the text of a token is random.
     pub(super) tokens: HashMap<Token, Holder>,
     pub(super) look_ups: u64,
     pub(super) commits: u64,
-    /// When the store last went back to an older state.
+    /// When the last failover took the store back to an older state.
     pub(super) failed_over: u64,
     pub(super) failed_over_at: Option<Instant>,
     /// When each call that invalidates the tag began.
     pub(super) tag_changes: Vec<u64>,
-    /// The nodes with a call that changes something, from its beginning on.
+    /// The nodes at which a call that changes something has begun.
     pub(super) changing: HashSet<usize>,
-    /// The nodes with unconfirmed invalidations of these keys, as long as they may not have sent them again.
+    /// The nodes with an unconfirmed invalidation of a key, and that key, as long as the node may not have sent it again.
     pub(super) unsent: HashSet<(usize, u8)>,
-    /// The values of insertions that were confirmed, of those that began after the store had last lost anything.
+    /// The values of confirmed insertions that began after `lost`.
     pub(super) inserted: HashSet<Value>,
-    /// When that was.
+    /// When the store last lost anything.
     pub(super) lost: u64,
 }
 
@@ -91,46 +91,47 @@ pub(super) struct Holder {
     pub(super) granted: bool,
     /// Its flight has ended the lease, or has tried to.
     pub(super) over: bool,
-    /// How often its acquires have found a value.
+    /// How many of its acquires have found a value.
     pub(super) found: u8,
-    /// By when a flight that must wait has to have sent its next acquire.
+    /// The latest time for the flight's next acquire, if the last one told it to wait.
     pub(super) due: Option<Instant>,
-    /// It was late at the last audit.
+    /// The waiter was late at the last audit.
     pub(super) is_late: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct OfKey {
-    /// Invalidations in the store: the time, and the position in the order of events.
+    /// When the store executed each invalidation: the time, and the position in the order of events.
     pub(super) invalidated: Vec<(Instant, u64)>,
-    /// Invalidations that have ended for their caller, with an acknowledgement or without one.
+    /// The changes that have ended for their caller, with an acknowledgement or without one.
     pub(super) ended: Vec<Ended>,
     /// Loads that must not be stored and have ended under their lease: the moment, in the order of events and by the clock, and when
     /// the load began.
     pub(super) unstored: Vec<(u64, Instant, u64)>,
-    /// How often a lease of the key has ended, or may have.
+    /// How many times a lease of the key has ended, or may have ended, so far.
     pub(super) events: u64,
 }
 
-/// An invalidation that has ended for its caller. From then on its node serves nothing older.
+/// A change that has ended for its caller. From then on, the node that made it serves nothing older.
 #[derive(Debug)]
 pub(super) struct Ended {
     node: usize,
     began: u64,
     ended: u64,
-    /// From when on no other node serves anything older: with the acknowledgement, or once its node has sent it again.
+    /// When the other nodes, too, cease to serve anything older: at the acknowledgement, or once the node has sent the change again.
     everywhere: Option<u64>,
     at: Instant,
 }
 
 impl Ended {
-    /// Whether a failover to the state of that moment leaves it: the node may have sent an unconfirmed one at any time.
+    /// Whether the change still counts after a failover to the state of `to`. One that was not acknowledged at once does not: the node may
+    /// have sent it at any time.
     pub(super) fn outlives_failover(&self, to: Instant) -> bool {
         self.at < to && self.everywhere == Some(self.ended)
     }
 }
 
-/// Writes text into a hash.
+/// Hashes the text that is written to it.
 struct Into<'a>(&'a mut DefaultHasher);
 
 impl fmt::Write for Into<'_> {
@@ -146,7 +147,7 @@ impl State {
         self.seq
     }
 
-    /// The store has lost writes, and may have lost the numbers of attempts.
+    /// Records that the store has lost writes, and may have lost the numbers of attempts.
     pub(super) fn lose(&mut self) {
         self.inserted.clear();
         self.lost = self.seq;
@@ -202,7 +203,7 @@ impl Oracle {
         lease.map_or_else(|| "-".to_owned(), |(token, _)| format!("t{}", self.number(token, key)))
     }
 
-    /// The key's lease has ended: all its waiters were notified, or only the waiter that it was handed to.
+    /// Records that the key's lease has ended: all its waiters were notified, or only the waiter that it was handed to.
     pub(super) fn lease_ended(&self, key: u8, handed_to: Option<&Token>) {
         let mut state = lock(&self.state);
         state.by_key.entry(key).or_default().events += 1;
@@ -218,7 +219,7 @@ impl Oracle {
         }
     }
 
-    /// I6: no waiter sleeps past its time. `waits` is `None` for a token that no longer waits, else whether its node runs.
+    /// I6: no waiter sleeps past its time. `waits` returns `None` for a token that no longer waits, else whether its node runs.
     pub(super) fn audit(&self, waits: impl Fn(&Token) -> Option<bool>) {
         let now = Instant::now();
         let mut late = Vec::new();
@@ -226,7 +227,7 @@ impl Oracle {
             let Some(due) = holder.due else { continue };
             match waits(token) {
                 None => holder.due = None,
-                // Its node is stopped: the time begins when the node resumes.
+                // The node is stopped, so the waiter's time begins when the node resumes.
                 Some(false) => holder.due = Some(due.max(now + self.lease + self.patience)),
                 Some(true) if due >= now => {}
                 // The waiter may continue at this very moment: only the next audit reports it.
@@ -257,7 +258,7 @@ impl Oracle {
         self.check(commits <= loads as u64, format_args!("I9: {commits} commits of {loads} loads"));
     }
 
-    /// I3 in the store.
+    /// I3 in the store: the stored value is of a load that began after the key's last invalidation.
     pub(super) fn check_age(&self, key: u8, value: Value) {
         let state = lock(&self.state);
         let began = state.loads.all.get(value.1 as usize).map_or(0, |load| load.began);
@@ -269,7 +270,7 @@ impl Oracle {
         );
     }
 
-    /// I3, as callers see it; I10. Without `start_seq` the value may be older than a change.
+    /// I3 and I10 for a value that a caller receives. `start_seq`: when the call began; without it the value may be older than a change.
     pub(super) fn check_value(&self, node: usize, key: u8, start_seq: Option<u64>, value: Value) {
         let (whose, load) = value;
         self.check(whose == key, format_args!("I10: key {key} returned a value of key {whose}"));
@@ -279,7 +280,7 @@ impl Oracle {
             let (start_seq, ended) = (start_seq?, state.by_key.get(&key)?.ended.iter());
             ended
                 .filter(|change| {
-                    // Another node's change does not reach a load without a lease.
+                    // A load whose value was never committed is not checked for the changes of other nodes.
                     let elsewhere = change.everywhere.filter(|_| known.is_fenced() && !self.has_stand_ins);
                     let ended = if change.node == node { Some(change.ended) } else { elsewhere };
                     ended.is_some_and(|ended| ended < start_seq) && known.began < change.began
@@ -300,7 +301,7 @@ impl Oracle {
         );
     }
 
-    /// I14, for a caller that came at this moment.
+    /// I14 for a value that a caller receives: the call began at `start_seq`, and the caller came at `came`.
     pub(super) fn check_windows(&self, key: u8, start_seq: u64, came: Instant, (_, load): Value) {
         let state = lock(&self.state);
         let Some(known) = state.loads.all.get(load as usize) else { return };
@@ -325,7 +326,7 @@ impl Oracle {
         );
     }
 
-    /// The lease of this token has ended, with the result of its load.
+    /// If the load under this lease must not be stored, records that the lease has ended, and with it all older values.
     pub(super) fn unstorable_load_ended(&self, key: u8, token: &Token) {
         let mut state = lock(&self.state);
         let Some(began) = state.loads.unstorable(token) else { return };
@@ -337,7 +338,7 @@ impl Oracle {
         self.ended(node, key, began, true);
     }
 
-    /// The caller received an error, or has left. The node retains the invalidation.
+    /// Records an invalidation whose caller received an error or has left. The node retains it until it has sent it again.
     pub(super) fn unconfirmed(&self, node: usize, key: u8, began: u64) {
         self.ended(node, key, began, false);
         let mut state = lock(&self.state);
@@ -352,7 +353,7 @@ impl Oracle {
         let mut state = lock(&self.state);
         let ended = state.next();
         if began < state.failed_over {
-            // A failover may have undone the change before it was acknowledged. No node can know that.
+            // A failover may have undone the change before it was acknowledged, and no node can know that: the change does not count.
             return;
         }
         let change =
@@ -360,12 +361,12 @@ impl Oracle {
         state.by_key.entry(key).or_default().ended.push(change);
     }
 
-    /// The node keeps no invalidation any more: it has sent all of them.
+    /// Records that the node retains no invalidation any more: it has sent all of them.
     pub(super) fn sent_all(&self, node: usize) {
         let mut state = lock(&self.state);
         let now = state.next();
         let sent: Vec<_> = state.unsent.extract_if(|(unsent, _)| *unsent == node).collect();
-        // A read that was sent before serves nothing, and its caller loads.
+        // A value that was read before the invalidation was sent is not served, so its caller loads.
         sent.into_iter().for_each(|(_, key)| state.loads.may_load_again(Some(key)));
         for change in state.by_key.values_mut().flat_map(|of| &mut of.ended) {
             if change.node == node {
@@ -374,7 +375,7 @@ impl Oracle {
         }
     }
 
-    /// Whether the store went back to an older state less than this before that moment.
+    /// Whether the store went back to an older state, and `before` is earlier than that moment plus `within`.
     pub(super) fn has_failed_over(&self, within: Duration, before: Instant) -> bool {
         lock(&self.state).failed_over_at.is_some_and(|at| before < at + within)
     }
@@ -386,7 +387,7 @@ impl Oracle {
         tags + of_key.map_or(0, |of| of.invalidated.iter().filter(|(_, seq)| *seq > since).count())
     }
 
-    /// How long a value that is stored at this time of the store's clock may be served.
+    /// How long a value that is stored now, at `now` by the store's clock, may be served.
     pub(super) fn served_for(&self, raw: &Bytes, key: &Key, now: u64) -> Duration {
         let entry = Entry::decode(raw.clone(), key, usize::MAX).ok();
         let fresh = entry.map_or(0, |entry| entry.expiry.fresh_until.saturating_sub(now));

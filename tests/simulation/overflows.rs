@@ -1,8 +1,8 @@
-//! A node whose unconfirmed invalidations became one of everything: a world of its own for one seed of eight, with a random stream of its
-//! own.
+//! A node whose unconfirmed invalidations were replaced by one invalidation of everything: a separate world for one seed of eight, with its
+//! own random stream.
 //!
-//! Once the store has confirmed that one, the node serves nothing older than its invalidations (I3), and one load of a key is enough for
-//! it again, at once (I12).
+//! Once the store has confirmed that invalidation, the node serves nothing older than its invalidations (I3), and immediately one load of a
+//! key is enough again (I12).
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn ask(guard: &StampedeGuard, origin: &Origin, key: u64) -> Option<u64> {
     guard.get_or_load(("k", key), move || async move { origin.load(key).await }).await.ok()
 }
 
-/// The violations of the seed's world of overflows.
+/// Runs the seed's world of overflows and returns its violations.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
@@ -35,16 +35,16 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     let builder = StampedeGuard::builder(replica.clone()).policy(policy);
     let guard = builder.most_kept_invalidations(most_unsent).build().expect("a guard");
     let (origin, mut violations) = (Origin::new(), Vec::new());
-    // The last key is stored after the outage only.
+    // The last key is first loaded and stored after the outage.
     for key in 0..KEYS - 1 {
         ask(&guard, &origin, key).await;
     }
     replica.cut();
-    // One more than the node retains; the others are older than the invalidation of everything, but not outdated.
+    // One key more than the node retains. The values of other keys are older than the invalidation of everything, but current.
     let changed = most_unsent as u64 + 1;
     for key in 0..changed {
         origin.change(key);
-        // The caller leaves.
+        // The caller leaves before its invalidation is confirmed.
         let _ = timeout(patience, guard.invalidate(("k", key))).await;
     }
     replica.resume();

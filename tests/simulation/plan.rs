@@ -1,4 +1,4 @@
-//! The plan of a run: all of it is drawn from the seed before the run begins.
+//! The plan of a run, which is drawn completely from the seed before the run begins.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{OnWaitTimeout, Policy};
 /// The tag of all values, in a run with tags.
 pub(super) const TAG: &str = "tag";
 
-/// How much goes wrong.
+/// How many faults a run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Profile {
     /// No faults. Ordinary calls, including invalidations.
@@ -26,12 +26,12 @@ impl Profile {
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) policy: Policy,
-    /// The policy of the slots that keep local copies, and which slots do.
+    /// The policy of those slots whose nodes have local copies. `keeps` says which slots these are.
     pub(super) local: Policy,
     pub(super) keeps: Vec<bool>,
-    /// How many names of unconfirmed invalidations a node keeps.
+    /// How many names of unconfirmed invalidations a node retains before they become one invalidation of everything.
     pub(super) most_unsent: usize,
-    /// How long a volume lease lasts.
+    /// The length of a volume lease, in which a node may serve local copies.
     pub(super) term: Duration,
     pub(super) nodes: usize,
     pub(super) keys: u8,
@@ -39,12 +39,12 @@ pub(super) struct Plan {
     pub(super) tagged: bool,
     /// The longest round trip of a node, except the nodes at index 0 of `nodes`, which may be far away.
     pub(super) latency: Duration,
-    /// How much longer a round trip of the first slot's nodes takes.
+    /// By how much a round trip is longer for the nodes of slot 0 than for others.
     pub(super) detour: Duration,
     pub(super) faults: Vec<(Fault, f64)>,
     pub(super) calls: Vec<Call>,
     pub(super) events: Vec<Event>,
-    /// When the last call begins, or the last event.
+    /// When the last call begins, or the last event, if that is later.
     pub(super) lasts: Duration,
     pub(super) profile: Profile,
 }
@@ -57,7 +57,7 @@ pub(super) struct Call {
     pub(super) does: Does,
     pub(super) leaves: Option<Leaves>,
     pub(super) load: Script,
-    /// What another caller does as soon as this call is answered, and at which node.
+    /// What another caller does as soon as this call is answered, and at the node of which slot.
     pub(super) then: Option<(Does, usize)>,
 }
 
@@ -66,7 +66,7 @@ impl Call {
     pub(super) fn next(self) -> Option<Self> {
         let (does, node) = self.then?;
         let is_change = matches!(does, Does::Invalidate | Does::InvalidateTag);
-        // The first slot's node, which may be far away, asks for what was changed.
+        // The node of slot 0, which may be far away, asks for what was changed.
         let then = is_change.then_some((Does::Load, 0));
         Some(Self { at: Duration::ZERO, node, does, leaves: None, then, ..self })
     }
@@ -76,18 +76,18 @@ impl Call {
         matches!(self.does, Does::Load | Does::LoadMany | Does::Refresh)
     }
 
-    /// Whether it asks for this key.
+    /// Whether the call asks for this key.
     pub(super) fn asks_for(&self, key: u8) -> bool {
         self.key == key || self.does == Does::LoadMany
     }
 }
 
-/// When a caller leaves, that is, its future is dropped.
+/// When a caller leaves, which means that its future is dropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Leaves {
-    /// When it is woken after so many polls.
+    /// When it is woken after this many polls.
     AtPoll(usize),
-    /// After this time, whatever it waits for.
+    /// After this time, whatever it waits for then.
     After(Duration),
 }
 
@@ -130,15 +130,15 @@ pub(super) struct Event {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    /// The node is killed, and its successor starts so much later.
+    /// The node is killed, and its successor starts this much later.
     Crash(Duration),
     Stop(Duration),
     Cut(Duration),
-    /// The node's round trips take so much longer, for so long.
+    /// The node's round trips are longer by the first duration, for the second.
     MoveAway(Duration, Duration),
-    /// The node does not hear messages for so long, and does not notice.
+    /// The node receives no messages for this long, and does not notice.
     MissMessages(Duration),
-    /// A deployment: the node is shut down with this deadline, and its successor starts so much after its end.
+    /// A deployment: the node is shut down with the first duration as its deadline, and its successor starts the second one later.
     Leave(Duration, Duration),
 }
 
@@ -148,7 +148,7 @@ impl Plan {
         self.calls.iter().flat_map(|call| std::iter::successors(Some(*call), |call| call.next()))
     }
 
-    /// How long a change waits for nodes that keep copies, if there are any: for its own inbox, for a term, and for FORGET.
+    /// How long a change waits for the nodes with local copies, if there are any: for its own inbox, for a term, and for FORGET.
     pub(super) fn announcing(&self) -> Duration {
         let any = self.keeps.iter().any(|keeps| *keeps);
         if any { Duration::from_secs(1) + self.term } else { Duration::ZERO }
@@ -265,10 +265,10 @@ impl Plan {
             events.push(Event { at, node: random.usize(..nodes), what });
         }
         let latency = ms(&mut random, 0, 5);
-        // A round trip takes half of `command_timeout` at most.
+        // The round trip of the node of slot 0 takes at most half of `command_timeout`.
         let most = (policy.command_timeout / 2).saturating_sub(latency).as_millis() as u64;
         let detour = if random.bool() { ms(&mut random, 0, most) } else { Duration::ZERO };
-        // Two thirds of the runs have local tiers, most of them at all nodes.
+        // Two thirds of the runs have local tiers; two thirds of those have them at all nodes.
         let (has_tiers, everywhere) = (random.u8(..3) > 0, random.u8(..3) > 0);
         let keeps: Vec<_> = (0..nodes).map(|_| has_tiers && (everywhere || random.bool())).collect();
         let has_tiers = keeps.contains(&true);
@@ -278,7 +278,7 @@ impl Plan {
         let local = policy.to_builder().local_for(local_for).build().expect("a valid policy");
         let term = ms(&mut random, 200, 2_000);
         if has_tiers {
-            // Hits, most of them, between the bursts; and changes, each with a caller at the first slot's node right after it.
+            // Most of these calls are hits between the bursts; the others are changes, each followed by a call to the node of slot 0.
             calls.extend((0..random.usize(10..=30)).map(|n| Call {
                 at: ms(&mut random, 0, lasts.as_millis() as u64),
                 node: random.usize(..nodes),
@@ -290,14 +290,14 @@ impl Plan {
             }));
         }
         if has_tiers && profile != Profile::None && random.bool() {
-            // A node is cut off, or stopped, and goes on asking, also when it is back; another node changes what it asks for.
+            // A node is cut off, or stopped, while its callers go on asking, also after its return. Another node changes what they ask for.
             let (at, node, key) = (ms(&mut random, 1_000, 5_000), random.usize(..nodes), random.u8(..keys));
             let what =
                 if random.u8(..3) > 0 { What::Cut(term * 13 / 10) } else { What::Stop(term * 13 / 10) };
             events.push(Event { at, node, what });
             let load = Script { takes: Duration::from_millis(1), ends: Ends::Value };
             let asks = |at, node, does| Call { at, node, key, does, leaves: None, load, then: None };
-            // Before that it may be far away, so that a RENEW is on its way.
+            // Before that the node may be far away, so that it has a RENEW on its way when it is cut off.
             if random.bool() {
                 events.push(Event { at: at - term / 2, node, what: What::MoveAway(term / 4, term) });
             }
@@ -308,7 +308,7 @@ impl Plan {
             calls.extend((0..110).map(|n| asks(at + term * n / 50, node, Does::Load)));
         }
         if profile != Profile::None && random.bool() {
-            // A node that is cut off invalidates what all have requested, its callers leave, and all ask again when it is back.
+            // A node that is cut off invalidates what all nodes have requested, and its callers leave. All nodes ask again when it is back.
             let (at, node, lasts) =
                 (ms(&mut random, 1_000, 5_000), random.usize(..nodes), ms(&mut random, 50, 400));
             events.push(Event { at, node, what: What::Cut(lasts) });
@@ -319,7 +319,7 @@ impl Plan {
             let (other, before) = ((node + 1) % nodes, |ms| at.saturating_sub(Duration::from_millis(ms)));
             for key in 0..keys {
                 if random.bool() {
-                    // A load of the node is on its way.
+                    // The node has a load on its way when it is cut off.
                     calls.push(asks(before(100), other, key, Does::Invalidate, 1));
                     calls.push(asks(before(50), node, key, Does::Load, 600));
                 } else {
@@ -336,7 +336,8 @@ impl Plan {
             }
         }
         if has_tiers && profile != Profile::None && random.u8(..4) == 0 {
-            // A node does not hear of a change and hears of the next one. It goes on asking for what the first one has changed.
+            // A node misses the message of a change and receives that of the next one. Its callers go on asking for what the first one
+            // changed.
             let (at, node, key) = (ms(&mut random, 1_000, 5_000), random.usize(..nodes), random.u8(..keys));
             let load = Script { takes: Duration::from_millis(1), ends: Ends::Value };
             let asks = |at, node, key, does| Call { at, node, key, does, leaves: None, load, then: None };
@@ -348,7 +349,7 @@ impl Plan {
             calls.extend((0..60).map(|n| asks(at + term * n / 25, node, key, Does::Load)));
         }
         if has_tiers && random.bool() {
-            // A node changes what another one has just loaded, at about the moment of its commit; the other one goes on asking.
+            // A node changes what another node has just loaded, at about the moment of its commit. The other node's callers go on asking.
             let (node, key) = (random.usize(..nodes), random.u8(..keys));
             for _ in 0..4 {
                 let (at, takes) = (ms(&mut random, 0, 6_000), ms(&mut random, 1, 50));
@@ -361,7 +362,7 @@ impl Plan {
             }
         }
         unstorable(seed, &mut calls, &policy, (nodes, keys), (profile, lasts));
-        // With tags, in half of the runs, an invalidation of everything may replace those that are retained.
+        // In half of the runs with tags, a node may replace its retained invalidations by one invalidation of everything.
         let overflows = tagged && random.bool();
         let most_unsent = if overflows { random.usize(1..=2) } else { 10_000 };
         let [policy, local] = [policy, local]
@@ -386,8 +387,8 @@ impl Plan {
     }
 }
 
-/// Where values have stale windows: loads that must not be stored, or that fail, within a window and near its end, and callers after that.
-/// Its own randomness leaves all other parts of the plans as they are.
+/// Adds, where values have stale windows, loads that must not be stored or that fail, within a window and near its end, and callers after
+/// that. A separate random stream leaves all other parts of the plans as they are.
 fn unstorable(
     seed: u64,
     calls: &mut Vec<Call>,
@@ -402,7 +403,7 @@ fn unstorable(
     }
     for _ in 0..random.usize(1..=3) {
         let (at, key) = (Duration::from_millis(random.u64(0..4_000)), random.u8(..keys));
-        // A caller without faults must not receive a failure, and its load may be no refresh.
+        // In a run without faults no caller may receive a failure, so the loads of this kind fail only in the other runs.
         let fails = profile != Profile::None && random.bool();
         let mut asks = |at, ends, takes| {
             let load = Script { takes: Duration::from_millis(takes), ends };

@@ -1,8 +1,8 @@
-//! Nodes that stop and run again while values with short lifetimes are loaded: a world of its own for one seed of eight, with a random
-//! stream of its own.
+//! Nodes that stop and run again while values with short lifetimes are loaded: a separate world for one seed of eight, with its own random
+//! stream.
 //!
-//! A node that was stopped after its load stores the value late. The value is returned to no caller that came after its end, at whichever
-//! node (I14).
+//! A node that was stopped after its load stores the value late. The value is not returned to a caller that came after the end of its
+//! lifetime, at any node (I14).
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,14 +19,15 @@ use crate::{Policy, StampedeGuard};
 const STREAM: u64 = 0x0073_746f_7073;
 const NODES: usize = 3;
 const LASTS: Duration = Duration::from_secs(4);
-/// The store's clock counts milliseconds, and a value is stamped when its load's task runs again.
+/// Allows for the store's clock, which counts milliseconds, and for the stamp of a value, which it receives when its load's task runs
+/// again.
 const SLACK: Duration = Duration::from_millis(3);
 
 fn ms(random: &mut Rng, least: u64, most: u64) -> Duration {
     Duration::from_millis(random.u64(least..=most))
 }
 
-/// What all tasks of a world share. A value is the time of its load's end.
+/// What all tasks of this world share. A loaded value is the time at which its load ended.
 struct World {
     began: Instant,
     fresh_for: Duration,
@@ -34,7 +35,7 @@ struct World {
     violations: RefCell<Vec<String>>,
 }
 
-/// The violations of the seed's world of stops.
+/// Runs the seed's world of stops and returns its violations.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
@@ -62,7 +63,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     world.violations.take()
 }
 
-/// The callers of a node, one after another; some begin before the last one has its answer.
+/// The callers of a node, which start one after another; some start before the previous caller has its answer.
 async fn asks(world: Rc<World>, guard: StampedeGuard, mut random: Rng) {
     let (began, mut calls) = (Instant::now(), JoinSet::new());
     while began.elapsed() < LASTS {

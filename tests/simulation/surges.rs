@@ -1,8 +1,8 @@
-//! Nodes that ask an origin for more than it can do, under an adaptive limit of loads: a world of its own for one seed of 64, without
-//! faults of commands, with a random stream of its own.
+//! Nodes that ask an origin for more than it can do, under an adaptive limit of loads: a separate world for one seed of 64, without faults
+//! of commands, with its own random stream.
 //!
-//! No more loads run than the limit allows, also while a node dies with its permits; the limit moves by one step in half a second at most,
-//! not by the loads of a single node that fails, and not at all while loads do not wait; and in the end all permits are back (I16).
+//! No more loads run than the limit allows, also while a node dies with its permits. The limit moves by at most one step in half a second;
+//! it does not move because a single node's loads fail, nor while no load waits for a permit. In the end all permits are free again (I16).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ fn ms(ms: u64) -> Duration {
 #[derive(Default)]
 struct Seen {
     running: AtomicU32,
-    /// The greatest limit of the last second.
+    /// The greatest limit that was observed during the last second.
     limit: AtomicU32,
     samples: Mutex<Vec<(Instant, u32)>>,
     violations: Mutex<Vec<String>>,
@@ -75,7 +75,7 @@ impl Seen {
     }
 }
 
-/// The violations of the seed's world of surges.
+/// Runs the seed's world of surges and returns its violations.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
@@ -102,7 +102,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
         let fails = node == 0 && first_fails;
         let load = move || async move {
             let running = seen.running.fetch_add(1, Ordering::Relaxed) + 1;
-            // A step may have followed the last sample.
+            // The limit may have risen by a step since it was last observed.
             let most = seen.limit.load(Ordering::Relaxed) * 3 / 2 + 1;
             if running > most {
                 seen.violate(format!("{running} loads at once under a limit of {most} at most"));
@@ -123,7 +123,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
             if dead {
                 replicas[nodes - 1].kill();
             }
-            // The last node is the one that dies.
+            // The last node is the one that dies, so it receives no more requests after its death.
             let node = random.usize(0..nodes - usize::from(dead));
             key += 1;
             requests.spawn(request(node, key));
@@ -139,7 +139,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
         if mean < 7.0 {
             seen.violate(format!("a limit of {mean} on average for an origin that does most with 25"));
         }
-        // The queue is empty, and the permits of the dead node are back after one lease.
+        // Afterwards the queue is empty, and the permits of the dead node are free again, one lease after its death.
         sleep(ms(3_000)).await;
         let before = semaphore.capacity().await;
         let callers = (0..3_u64).map(|caller| {

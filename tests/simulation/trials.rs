@@ -1,8 +1,8 @@
-//! Nodes on trial beside others, and callers without a tag beside callers with it: a world of its own for one seed of eight, without
-//! faults, with a random stream of its own.
+//! Nodes in shadow mode ("on trial") beside nodes that serve, and callers without a tag beside callers with it: a separate world for one
+//! seed of eight, without faults, with its own random stream.
 //!
-//! A change is made at the origin and invalidated. Once that is acknowledged, no node that serves gives an older version, whichever node
-//! has stored what it serves, and whichever load a caller joins (I3). Callers without the tag that was invalidated may receive one.
+//! A change is made at the origin and invalidated. Once that is acknowledged, no node returns an older version, whichever node has stored
+//! the value, and whichever load a caller joins (I3). Only callers whose policy lacks the invalidated tag may receive an older version.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,20 +26,20 @@ fn ms(random: &mut Rng, most: u64) -> Duration {
     Duration::from_millis(random.u64(1..=most))
 }
 
-/// What all tasks of a world share.
+/// What all tasks of this world share.
 struct World {
     nodes: Vec<StampedeGuard>,
-    /// How many of the nodes, from the first on, are on trial.
+    /// How many of the nodes, counted from the first one, are on trial.
     on_trial: usize,
     /// How many of ten callers have a policy without the tag that is invalidated.
     without_tag: u8,
     origin: Origin,
-    /// The newest version whose invalidation is acknowledged, by key.
+    /// For each key, the newest version whose invalidation is acknowledged.
     acknowledged: RefCell<[u64; KEYS as usize]>,
     violations: RefCell<Vec<String>>,
 }
 
-/// The violations of the seed's world of trials.
+/// Runs the seed's world of trials and returns its violations.
 pub(super) async fn violations(seed: u64) -> Vec<String> {
     let seed = seed ^ STREAM;
     let (chaos, mut random) = (ChaosStore::new(seed), Rng::with_seed(seed));
@@ -70,7 +70,7 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     world.violations.take()
 }
 
-/// The callers of a node, one after another; some begin before the last one has its answer.
+/// The callers of a node, which start one after another; some start before the previous caller has its answer.
 async fn asks(world: Rc<World>, node: usize, mut random: Rng) {
     let (began, mut calls) = (Instant::now(), JoinSet::new());
     while began.elapsed() < LASTS {

@@ -17,11 +17,11 @@ use crate::testing::Witness;
 use crate::value::entry::Entry;
 use crate::value::entry::Freshness;
 
-/// How many unusable entries a flight's acquires may find, before the load continues without the store.
+/// How many unusable entries the acquires of one flight may find before the flight loads without the store.
 const UNUSABLE_LIMIT: u8 = 3;
 
 impl Oracle {
-    /// What a command does in the store, and whether it may.
+    /// Runs a command in the store, records what it did, and reports it if the command may not do that.
     fn step(
         &self,
         store: &MemoryStore,
@@ -63,7 +63,7 @@ impl Oracle {
         };
         self.note(format_args!("k{of} {text}: {came}; lease {before} -> {after}"));
 
-        // Whether a caller without special requirements would be served the stored entry, at the node of this token.
+        // Whether the stored entry would be served, at the node of this token, to a caller that requires nothing special.
         let is_served = |token: &Token| {
             {
                 let state = lock(&self.state);
@@ -126,13 +126,13 @@ impl Oracle {
                         holder.acquires += 1;
                         holder.granted |= matches!(acquired, Acquired::Granted);
                         holder.found += u8::from(matches!(acquired, Acquired::Found(_)));
-                        // An acquire that runs after the grant is a ghost: no flight waits for its reply.
+                        // An acquire that runs after the grant arrives late, and its flight has given it up: no flight waits for its reply.
                         holder.due = due.filter(|_| !holder.granted);
                         holder.is_late = false;
-                        // A live holder renews the lease when two thirds of it are left, which bounds how often a waiter's timer ends.
+                        // A live holder renews the lease when two thirds of it are left, which bounds how many times a waiter's timer ends.
                         let naps = holder.first.elapsed().as_millis() * 2 / self.lease.as_millis().max(1);
-                        // Beyond this limit the flight continues without the store, and also where the round trips of the look-up and
-                        // of these acquires use up its budget.
+                        // Beyond this number of unusable entries the flight continues without the store; it also does so where the round
+                        // trips of the look-up and of these acquires use up its budget.
                         let spent = self.trip * (u32::from(holder.found) + 2);
                         if holder.found > UNUSABLE_LIMIT || holder.found > 0 && spent > self.budget {
                             state.loads.troubled(token.node(), of);
@@ -147,7 +147,7 @@ impl Oracle {
                         (holder.acquires, 3 + events - holder.events_before + naps as u64 + outdated)
                     })
                 };
-                // The flight reads the value's tags, and from then on later callers do not join it.
+                // The flight then checks the value's tags, and from that moment on later callers do not join it.
                 if self.tagged && matches!(acquired, Acquired::Found(_)) {
                     lock(&self.state).loads.lost(of, token);
                 }
@@ -228,7 +228,7 @@ impl Oracle {
                     let mut state = lock(&self.state);
                     let seq = state.next();
                     state.by_key.entry(of).or_default().invalidated.push((Instant::now(), seq));
-                    // An inserted value counts as loaded at this moment.
+                    // An inserted value counts as loaded at the moment of its insertion.
                     let now = state.next();
                     if let Some((_, id)) = inserted
                         && let Some(load) = state.loads.all.get_mut(id as usize)
@@ -290,7 +290,7 @@ impl Witness for Oracle {
         for of in state.by_key.values_mut() {
             // Invalidations that the failover has undone no longer count.
             of.invalidated.retain(|(at, _)| *at < to);
-            // Nor do those loads whose older values are there again.
+            // Neither do ends of unstorable loads: the older values that they outdated are there again.
             of.unstored.retain(|(_, at, _)| *at < to);
             of.ended.retain(|change| change.outlives_failover(to));
             of.events += 1;
@@ -300,18 +300,18 @@ impl Witness for Oracle {
     }
 
     fn answered(&self, node: Uuid, key: &Key, took: Duration, is_ok: bool) {
-        // Timers are late by up to a millisecond each way.
+        // Timers are late by up to a millisecond each, on the way to the store and on the way back.
         if is_ok && took <= self.trip + Duration::from_millis(2) {
             return;
         }
         let (mut state, node) = (lock(&self.state), node.simple().to_string());
         let Some(&of) = self.keys.get(key.name()) else {
-            // The key is that of the tag, which all keys have.
+            // A key that is not in `keys` is that of the tag, which the values of all keys have.
             self.keys.values().for_each(|&of| state.loads.troubled(&node, of));
             return;
         };
         state.loads.troubled(&node, of);
-        // A waiter that learns late how long to wait begins to sleep late.
+        // A waiter that receives late how long it has to wait begins to sleep late, so its time ends later.
         for (_, holder) in
             state.tokens.iter_mut().filter(|(token, of_it)| is_ok && of_it.key == of && token.node() == node)
         {
@@ -326,7 +326,7 @@ impl Witness for Oracle {
     }
 
     fn stepped(&self) {
-        // An entry that callers have read as stale may be fresh by the new clock.
+        // An entry that callers have read as stale may be fresh by the new clock, and later become stale once more, which allows a load.
         lock(&self.state).loads.may_load_again(None);
     }
 }

@@ -1,4 +1,4 @@
-//! One run: nodes, their events, their callers, and the time after, in which everything must recover.
+//! One run: its nodes, their events and callers, and the calm time after the faults, in which everything must recover.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(super) struct World {
     pub(super) keys: Vec<Key>,
     pub(super) nodes: Mutex<Vec<Arc<Node>>>,
     guards_started: Mutex<usize>,
-    /// [`bound`](Self::bound), which each load asks for.
+    /// [`bound`](Self::bound), computed once because each load needs it.
     pub(super) bound: OnceLock<Duration>,
 }
 
@@ -91,12 +91,12 @@ impl World {
         Arc::new(Node::new(id, guard, replica))
     }
 
-    /// How many nodes there have been.
+    /// How many nodes have been started so far, successors of dead nodes included.
     pub(super) fn guards_started(&self) -> usize {
         *lock(&self.guards_started)
     }
 
-    /// How many answers of the last nodes of all slots came from memory.
+    /// How many answers came from memory, at the nodes that now occupy the slots. Their predecessors are not counted.
     pub(super) fn local_hits(&self) -> u64 {
         lock(&self.nodes).iter().map(|node| node.guard.stats().local_hits).sum()
     }
@@ -154,7 +154,7 @@ impl World {
         auditor.abort();
     }
 
-    /// How often a fault has changed the store, or delayed a command, without the nodes' knowledge.
+    /// How many times a fault has changed the store or delayed a command, without the nodes' knowledge.
     pub(super) fn struck(&self) -> u64 {
         let kinds = [
             Fault::EvictLease,
@@ -166,7 +166,7 @@ impl World {
             Fault::Ghost,
             Fault::Slow,
         ];
-        // If the store's clock had jumped, stored data goes when `calm` sets the clock right.
+        // If the store's clock had jumped, stored data expires when `calm` sets the clock right.
         let calm = u64::from(
             self.chaos.struck(Fault::ClockStep) > 0 && self.oracle.began.elapsed() >= self.plan.lasts,
         );
@@ -213,7 +213,7 @@ impl World {
                 state.changing.insert(node.id);
             }
             match does {
-                // A refresh loads, whatever is stored.
+                // A forced refresh loads even if a fresh value is stored.
                 Does::Refresh => state.loads.may_load_again(Some(key)),
                 Does::Invalidate | Does::Insert => state.loads.detached(Some(node.id), key),
                 Does::InvalidateTag => {
@@ -229,7 +229,7 @@ impl World {
         node.asks(key, seq)
     }
 
-    /// Records that a node detaches the flights of all keys.
+    /// Records that a node detaches its flights of all keys from later callers.
     fn detached(&self, state: &mut State, node: usize) {
         (0..self.plan.keys).for_each(|key| state.loads.detached(Some(node), key));
     }
@@ -249,7 +249,7 @@ impl World {
         };
         let guard = &node.guard;
         let answer: Result<Option<Value>, String> = match does {
-            // `work_many` has done it.
+            // This is not reached, because `work_many` has answered the call above.
             Does::LoadMany => Ok(None),
             Does::Load => guard
                 .load(cache_key(key))
@@ -309,7 +309,7 @@ impl World {
     }
 
     pub(super) fn check_answer(&self, id: usize, key: u8, start_seq: u64, began: Instant, value: Value) {
-        // After a failover to an older state, copies may be older for a term: their nodes' memberships may be among what was lost.
+        // After a failover to an older state, copies may be older for one term: the memberships of their nodes may be among what was lost.
         let keeps = self.plan.keeps.contains(&true);
         let may_be_older = keeps && self.oracle.has_failed_over(self.plan.term, began);
         self.oracle.check_value(id, key, (!may_be_older).then_some(start_seq), value);
@@ -354,7 +354,7 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
     CacheKey::from(("key", key))
 }
 
-/// A running call that invalidates keys. Its drop reports those that were not confirmed: the caller has left, or received an error.
+/// A running call that invalidates keys. Dropping it reports its keys as unconfirmed: the caller has left, or received an error.
 struct SemaphoreChange<'a> {
     oracle: &'a Oracle,
     node: usize,
@@ -381,7 +381,7 @@ impl Drop for SemaphoreChange<'_> {
     }
 }
 
-/// A running load. Its drop reports the load's end.
+/// A running load. Dropping it reports the load's end.
 pub(super) struct Running<'a> {
     world: &'a World,
     node: &'a Node,
@@ -393,7 +393,7 @@ pub(super) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// `began`: since when its flight may have measured its time.
+    /// `began`: the earliest moment from which the load's flight may have measured its time.
     pub(super) fn begin(world: &'a World, node: &'a Node, begins: Begins, began: Instant) -> Self {
         let leased = begins.lease.is_some();
         let id = world.oracle.load_began(begins);

@@ -31,7 +31,7 @@ impl Cluster {
         Self::with(2_000, 1, None)
     }
 
-    /// The same, but a master is replaced only by an explicit `CLUSTER FAILOVER`.
+    /// Like [`start`](Self::start), but a master is replaced only by an explicit `CLUSTER FAILOVER`.
     pub(crate) fn calm() -> Self {
         Self::with(60_000, 1, None)
     }
@@ -42,7 +42,7 @@ impl Cluster {
         Self::with(2_000, 1, Some(files))
     }
 
-    /// Without replicas: a silent master is never replaced.
+    /// Starts three masters without replicas: a silent master is never replaced.
     pub(crate) fn patient() -> Self {
         Self::with(60_000, 0, None)
     }
@@ -108,7 +108,7 @@ impl Cluster {
         self.nodes.iter().filter(|node| node.is_running())
     }
 
-    /// A node outside of the cluster, as after a reset: it knows of no slots.
+    /// Starts a node that belongs to no cluster, as after a reset: it knows of no slots.
     pub(crate) fn blank(&self) -> RedisServer {
         node(&self._files, 60_000, None)
     }
@@ -121,7 +121,7 @@ impl Cluster {
         &self.nodes
     }
 
-    /// The URL for `unconnected`: the masters, as the smallest user.
+    /// The URL of the three masters, for `unconnected`, which logs in as the smallest user.
     pub(crate) fn url(&self) -> String {
         let ports: Vec<_> = self.nodes[..3].iter().map(|node| node.port().to_string()).collect();
         format!("cluster://{}", ports.join(","))
@@ -142,7 +142,7 @@ impl Cluster {
         master_of(self.slot_of(key))
     }
 
-    /// A key with a slot of `master`.
+    /// A key that begins with `name`, in a slot of this master.
     pub(crate) fn key_on(&self, master: usize, name: &str) -> String {
         let keys = (0..).map(|n| format!("{name}-{n}"));
         keys.into_iter().find(|key| self.master_of(key) == master).expect("one in three")

@@ -26,7 +26,7 @@ pub(crate) struct Monitor<'s> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Commands {
     pub(crate) total: usize,
-    /// By name in lower case; subcommands count under their command.
+    /// By name in lower case. Subcommands count under their command.
     pub(crate) by_name: BTreeMap<String, usize>,
     /// How many commands set up connections (AUTH, CLIENT, HELLO); not part of the total.
     pub(crate) set_up: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Commands {
 }
 
 impl<'s> Monitor<'s> {
-    /// From here on every command is seen.
+    /// Starts to watch: every command that is sent after this has returned is seen.
     pub(crate) fn start(server: &'s RedisServer) -> Self {
         let stream =
             TcpStream::connect(("127.0.0.1", server.port())).expect("connecting to the test's redis-server");
@@ -65,15 +65,15 @@ impl<'s> Monitor<'s> {
             }
             None
         });
-        // The harness's connections from before the monitor. MONITOR shows the set-up of later ones. Listing after MONITOR began
-        // leaves no gap between the two.
+        // MONITOR does not show the set-up of the harness's older connections, so CLIENT LIST names them; it shows the set-up of later
+        // ones. Listing after MONITOR began leaves no gap between the two.
         let list: String = server.run(&["CLIENT", "LIST"]);
         let admins = list.lines().filter(|client| field(client, "name") == Some(ADMIN));
         let admins = admins.filter_map(|client| field(client, "addr").map(str::to_owned)).collect();
         Self { server, stream, marker, lines, admins }
     }
 
-    /// Everything that clients have sent until now.
+    /// Ends the watch and counts what clients have sent since its start.
     pub(crate) fn finish(mut self) -> Commands {
         let lines = self.lines();
         self.count(&lines)
@@ -137,12 +137,12 @@ impl Drop for Monitor<'_> {
 }
 
 impl Commands {
-    /// How often `name` (lower case) was sent.
+    /// How many times `name` (lower case) was sent.
     pub(crate) fn of(&self, name: &str) -> usize {
         self.by_name.get(name).copied().unwrap_or_default()
     }
 
-    /// The same without some commands, such as `["ping", "time"]`, which depend on how long the test ran.
+    /// Leaves out some commands, such as `["ping", "time"]`, whose number depends on how long the test ran.
     #[must_use]
     pub(crate) fn without<const N: usize>(mut self, names: [&str; N]) -> Self {
         for name in names {

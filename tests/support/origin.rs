@@ -37,13 +37,13 @@ impl Answer {
         Self { result: Err(text.into()), after: Duration::ZERO, held: false }
     }
 
-    /// Takes this long, from the release if it is also [`held`](Self::held).
+    /// The load takes this long, counted from the release if it is also [`held`](Self::held).
     #[must_use]
     pub(crate) fn after(self, delay: Duration) -> Self {
         Self { after: delay, ..self }
     }
 
-    /// Waits for [`Origin::release`].
+    /// The load does not end before [`Origin::release`].
     #[must_use]
     pub(crate) fn held(self) -> Self {
         Self { held: true, ..self }
@@ -96,7 +96,7 @@ impl Origin {
         Self { addr, state, server }
     }
 
-    /// For [`load`], usually as a part of a child's config.
+    /// The origin's address, the first argument of [`load`], usually as a part of a child's config.
     pub(crate) fn addr(&self) -> String {
         self.addr.to_string()
     }
@@ -135,7 +135,7 @@ impl Origin {
         self.history(key).iter().filter(|load| load.ended.is_none()).count()
     }
 
-    /// All loads of `key`, in order of their start.
+    /// All loads of `key` so far, in order of their start.
     pub(crate) fn history(&self, key: &str) -> Vec<Load> {
         self.state.keys().get(key).map(|key| key.loads.clone()).unwrap_or_default()
     }

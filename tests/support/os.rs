@@ -15,7 +15,7 @@ use super::PATIENCE;
 /// A shell holds the reading end of a pipe. When the test process ends, by SIGKILL or otherwise, the kernel closes the
 /// other end, and the shell kills the child.
 ///
-/// Invariant 1: the child is reaped only after the shell has been notified to let go. Until then the child's pid
+/// Invariant 1: the child is reaped only after the shell has received `done`, on which it ends without a kill. Until then the child's pid
 /// stays taken (by a zombie at worst), so the shell can never kill another process that reuses the pid.
 #[derive(Debug)]
 pub(crate) struct Guarded {

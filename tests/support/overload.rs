@@ -1,5 +1,5 @@
-//! An origin that does less the more it is asked: it shares its capacity among the loads that it runs, does most with 25 at once, and
-//! less beyond (Gunther's universal scalability law).
+//! An origin that slows down under load: the running loads share its capacity; its throughput is greatest with 25 of them at once, and
+//! falls beyond (Gunther's universal scalability law).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,26 +8,26 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-/// With how many loads at once it does most.
+/// The number of loads at once at which the origin's throughput is greatest.
 pub(crate) const KNEE: u32 = 25;
 
-/// The origin. All clones are the same one.
+/// The origin. All clones share its capacity.
 #[derive(Clone)]
 pub(crate) struct Origin(Arc<(Mutex<Shared>, Notify)>);
 
 struct Shared {
-    /// How much of a load each running load has had done since the beginning.
+    /// The work that each running load has received since the origin was made, in units of a mean load.
     served: f64,
     at: Option<Instant>,
     running: BTreeMap<(u64, u64), oneshot::Sender<()>>,
     begun: u64,
     most_at_once: usize,
-    /// Loads per second at the knee.
+    /// The origin's throughput at the knee, in loads per second.
     best: f64,
 }
 
 impl Shared {
-    /// Loads per second with the present number at once.
+    /// The throughput with the present number of loads, in loads per second.
     fn throughput(&self) -> f64 {
         let shape = |n: f64| {
             let crosstalk = 0.98 / f64::from(KNEE * KNEE);
@@ -44,7 +44,7 @@ impl Shared {
         }
     }
 
-    /// When the next load is done, unless others come or go.
+    /// When the next load is done, unless a load begins or the throughput changes before.
     fn next_end(&self) -> Option<Instant> {
         let ((end, _), _) = self.running.first_key_value()?;
         let left = (*end as f64 / 1e9 - self.served).max(0.0);
@@ -82,7 +82,7 @@ impl Origin {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes what it does per second at its knee: a brown-out, and its end.
+    /// Changes the throughput at the knee, for example at the beginning and at the end of a brown-out.
     pub(crate) fn set_best(&self, best: f64) {
         let mut state = self.state();
         state.advance();
@@ -91,13 +91,13 @@ impl Origin {
         self.0.1.notify_one();
     }
 
-    /// The most loads at once since the last call.
+    /// The most loads that ran at once since the last call.
     pub(crate) fn take_most_at_once(&self) -> usize {
         let state = &mut *self.state();
         std::mem::replace(&mut state.most_at_once, state.running.len())
     }
 
-    /// A load of this many times the mean work, of random length. It goes on if this future is dropped.
+    /// Runs a load of random length, with a mean of `times` mean loads. It goes on if this future is dropped.
     pub(crate) async fn load(&self, times: f64) {
         let done = {
             let mut state = self.state();

@@ -43,7 +43,7 @@ impl Fleet {
         Self::spawn_by(&[], n, role, config)
     }
 
-    /// The same, started through `program`, which gets the command line as further arguments.
+    /// Like [`spawn`](Self::spawn), but each process is started through `program`, which gets the command line as further arguments.
     pub(crate) fn spawn_by(program: &[&str], n: usize, role: &str, config: &impl Serialize) -> Self {
         let config = serde_json::to_string(config).expect("a config that is JSON");
         Self { members: (0..n).map(|index| Member::spawn(program, index, role, &config)).collect() }

@@ -21,9 +21,9 @@ pub(crate) enum Mode {
     /// Nothing moves and nothing closes. Held bytes arrive when the mode changes, as after retransmission. The kernel still
     /// accepts and acknowledges, so this is a hung host rather than a lost route.
     BlackHole,
-    /// Like a firewall that forgot its state: flows from before the change are dead, new ones work.
+    /// Like a firewall that lost its state: flows from before the change are dead, and new ones work.
     BlackHoleOld,
-    /// The same, but only for flows that subscribe: commands work, and messages are lost.
+    /// Like [`BlackHoleOld`](Self::BlackHoleOld), but only for flows that subscribe: commands work, and messages are lost.
     BlackHoleOldSubscriptions,
     /// Flows from before the change work, new ones are dead, as at a server without room for connections.
     BlackHoleNew,
@@ -42,7 +42,7 @@ pub(crate) enum Mode {
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     mode: Mode,
-    /// Counts changes; a flow is old if it began before the last one.
+    /// Counts changes; a flow is old if it began before the last change.
     change: u64,
     /// The last change to [`Mode::Reset`], so that a flow that was not scheduled in between still sees it.
     reset: u64,
@@ -134,7 +134,7 @@ impl Proxy {
         self.accepted_at().len()
     }
 
-    /// When each of them was, by `wall_ns`.
+    /// When each connection was accepted, by `wall_ns`.
     pub(crate) fn accepted_at(&self) -> Vec<u64> {
         self.accepted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

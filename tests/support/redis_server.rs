@@ -68,7 +68,7 @@ impl RedisServer {
         Self::with_args_of(|| args.clone())
     }
 
-    /// The same, with new arguments for each try: an argument may name a port that is taken.
+    /// Like [`with_args`](Self::with_args), but asks for new arguments at each try: an argument may name a port that is taken.
     pub(crate) fn with_args_of(mut args: impl FnMut() -> Vec<String>) -> Self {
         loop {
             let (port, args) = (free_port(), args());
@@ -137,7 +137,7 @@ impl RedisServer {
         }
     }
 
-    /// SIGKILL, then an empty server on the same port.
+    /// Kills the server (SIGKILL), and starts an empty one on the same port.
     pub(crate) fn restart(&self) {
         self.kill();
         self.start_again();
@@ -153,7 +153,7 @@ impl RedisServer {
         self.running(|process| process.guarded.resume());
     }
 
-    /// Its working directory.
+    /// The server's working directory.
     pub(crate) fn folder(&self) -> String {
         let process = self.process.lock().expect("no panic");
         process.as_ref().expect("it runs").dir.text("")
@@ -220,10 +220,10 @@ impl RedisServer {
         clients(&mut self.conn()).len()
     }
 
-    /// All keys, sorted.
+    /// All keys but those of attempts at changes, sorted.
     pub(crate) fn keys(&self) -> Vec<String> {
         let mut keys = self.all_keys();
-        // Attempts at changes, for a minute after a command had no answer in time: on a busy machine that may be any command.
+        // An attempt at a change has a key for a minute after a command had no answer in time: on a busy machine that may be any command.
         keys.retain(|key| !key.starts_with("sg1:c:"));
         keys
     }

@@ -19,13 +19,13 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Of something that happens once in a round.
+    /// The timing of something that happens once in a round.
     pub(crate) fn once(what: &'static str, took: Duration, promised: Duration) -> Self {
         Self { what, took, most: promised + SLACK.min(promised) }
     }
 
-    /// The median of many times, which a stall of the machine hardly changes. Allows twice the promise, because the build is not
-    /// optimised.
+    /// The timing of something that happens many times in a round: the median, which a stall of the machine hardly changes. Allows twice
+    /// the promise, because the build is not optimised.
     pub(crate) fn median(what: &'static str, times: &[Duration], promised: Duration) -> Self {
         let mut times = times.to_vec();
         times.sort();

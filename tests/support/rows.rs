@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::root;
 
-/// How the rows are answered that no test cites.
+/// The page that answers the rows that no test cites.
 const ANSWERS: &str = "docs/decisions/602-earlier-systems.md";
 
 /// Checks that a table has exactly these rows, each once. The last cell of a row names tests that exist and cite the row, or

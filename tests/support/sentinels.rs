@@ -48,7 +48,7 @@ impl Sentinels {
         Self::asleep().awake()
     }
 
-    /// The same, but the sentinels replace a primary that is silent for two seconds.
+    /// Like [`start`](Self::start), but the sentinels replace a primary that is silent for two seconds.
     pub(crate) fn vigilant() -> Self {
         Self::of(None, 2_000).awake()
     }
@@ -58,7 +58,7 @@ impl Sentinels {
         Self::of(Some(files), CALM_MS).awake()
     }
 
-    /// With no sentinel running yet.
+    /// Starts the primary and its replica, but no sentinel; [`wake`](Self::wake) starts one.
     pub(crate) fn asleep() -> Self {
         Self::of(None, CALM_MS)
     }
@@ -90,7 +90,7 @@ impl Sentinels {
         self
     }
 
-    /// Starts one of the three.
+    /// Starts one of the three sentinels.
     pub(crate) fn wake(&self, index: usize) {
         self.sentinels[index].start();
     }

@@ -1,5 +1,5 @@
-//! An issuer of tokens, as IAM or Entra ID are: each is good for a short time, and the server ends the connections that still use it
-//! then.
+//! An issuer of tokens, as IAM or Entra ID are: each token is valid for a short time, and when it ends, the server closes the connections
+//! that still use it.
 //!
 //! A token is a user of its own on each server: removing a user closes the connections that are logged in as it.
 
@@ -74,7 +74,7 @@ impl Tokens {
         self.issuer.issued.load(Ordering::SeqCst)
     }
 
-    /// Whether the issuer fails from now on.
+    /// Makes the issuer refuse all requests from now on, or serve them again.
     pub(crate) fn fail(&self, fails: bool) {
         self.issuer.fails.store(fails, Ordering::SeqCst);
     }
@@ -88,7 +88,7 @@ impl Drop for Tokens {
 }
 
 impl Issuer {
-    /// Issues a token, and removes it when it ends.
+    /// Issues a token, and removes its user from the servers when it ends.
     fn serve(&self, mut stream: TcpStream) {
         if self.fails.load(Ordering::SeqCst) {
             let _ = stream.write_all(b"error no tokens today");
@@ -102,7 +102,7 @@ impl Issuer {
             let _ = stream.write_all(format!("error {error}").as_bytes());
             return;
         }
-        // Of its life some was spent on the way.
+        // A client learns of a token a little after its life began: it is reported as shorter.
         let reported = self.life - Duration::from_millis(50);
         let _ = stream.write_all(format!("{user} {password} {}", reported.as_millis()).as_bytes());
         drop(stream);
@@ -110,7 +110,7 @@ impl Issuer {
         let mut remove = redis::cmd("ACL");
         remove.arg("DELUSER").arg(&user);
         for _ in 0..100 {
-            // A server that is down has lost its users; one that is stopped has not.
+            // A server that is down has lost its users, so a failure to connect is retried until it is up; a stopped server still has them.
             if self.over.load(Ordering::SeqCst) || self.on_all(&remove).is_ok() {
                 return;
             }
@@ -141,7 +141,7 @@ fn connect(port: u16) -> RedisResult<Connection> {
     Ok(connection)
 }
 
-/// Gets a token from the issuer at this address: user, password, and for how long it is good.
+/// Requests a token from the issuer at this address: user, password, and how long the token is valid.
 pub(crate) async fn token(issuer: &str) -> std::io::Result<(String, String, Duration)> {
     let mut stream = tokio::net::TcpStream::connect(issuer).await?;
     let mut text = String::new();

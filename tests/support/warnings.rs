@@ -24,7 +24,7 @@ impl Visit for Text {
         self.0 += &format!("{value:?} ");
     }
 
-    /// With the error's causes, as log writers print it.
+    /// Records the error with its causes, as log writers print it.
     fn record_error(&mut self, _: &Field, error: &(dyn std::error::Error + 'static)) {
         for cause in std::iter::successors(Some(error), |error| error.source()) {
             self.0 += &format!("{cause} ");

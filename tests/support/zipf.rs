@@ -1,13 +1,13 @@
-//! Keys as traffic asks for them: by Zipf's law.
+//! Draws keys as often as traffic requests them: by Zipf's law.
 
-/// Ranks from 0, each with a probability proportional to a power of one over its number.
+/// Draws ranks from 0 on: rank `n` has a probability proportional to `1 / (n + 1)` to the power of the skew.
 pub(crate) struct Zipf {
-    /// The sums of the weights up to each rank.
+    /// For each rank, the sum of the weights up to it.
     below: Vec<f64>,
 }
 
 impl Zipf {
-    /// `ranks` of them; with a `skew` of 1 the second is half as frequent as the first.
+    /// Draws from this many ranks; with a `skew` of 1 the second rank is half as frequent as the first.
     pub(crate) fn new(ranks: usize, skew: f64) -> Self {
         let mut sum = 0.0;
         let below = (1..=ranks).map(|rank| {

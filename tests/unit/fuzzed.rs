@@ -10,13 +10,13 @@ use crate::value::FlightOutcome;
 use crate::value::codec::Codec;
 use crate::value::entry::{Encoding, Entry, sealed};
 
-/// Reads any bytes, and panics if its property does not hold.
+/// Reads any bytes, and panics if the property that it checks does not hold.
 pub type Reader = fn(&[u8]);
 
-/// Readers by name.
+/// Readers, each with the name by which an input of the fuzzer selects it.
 pub type Readers = [(&'static str, Reader)];
 
-/// The readers of all rooms.
+/// The readers of all modules.
 pub const READERS: &[&Readers] = &[
     &[("entry", entry), ("ending", ending), ("key", key), ("value", value)],
     #[cfg(feature = "redis")]
@@ -38,7 +38,7 @@ fn the_key() -> Key {
     Key::new("ns", &CacheKey::from("k"))
 }
 
-/// The longest payload of a compressed entry.
+/// The longest payload that a compressed entry may have.
 const LONGEST: usize = 64 * 1024;
 
 /// Adds a valid checksum, which random bytes would not have. The guard identifies stored bytes to the store by encoding
@@ -68,7 +68,7 @@ fn key(bytes: &[u8]) {
     let joined = Key::new("ns", &CacheKey::from(bytes));
     let name = joined.name();
     assert!(name.len() <= 200 && name.bytes().all(|byte| byte.is_ascii_graphic()), "{name}");
-    // A brace in it would move the key to another slot of a cluster.
+    // A brace in the name would move the key to another slot of a cluster.
     assert!(!name.contains(['{', '}']), "{name}");
     let in_two_parts = CacheKey::from((String::from_utf8_lossy(one), String::from_utf8_lossy(other)));
     assert_ne!(Key::new("ns", &in_two_parts).full(), joined.full(), "two parts are not one");

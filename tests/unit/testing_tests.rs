@@ -22,7 +22,8 @@ async fn acquire(node: &Store, token: &Token) -> Result<Acquired, StoreErrorKind
     node.acquire(&key(), ask, WITHIN).await.map_err(|error| error.kind)
 }
 
-/// Whether the lease is held after one ACQUIRE under `fault`, at once and later, and the answer to its caller.
+/// Sends one ACQUIRE under `fault`. Returns whether it has the lease at once, and whether it had it within four seconds, and the answer
+/// that its caller received.
 async fn one_acquire(fault: Fault) -> (bool, bool, Result<Acquired, StoreErrorKind>) {
     let chaos = ChaosStore::new(3);
     let node = Backend::from(chaos.replica()).node(WITHIN);
@@ -96,7 +97,7 @@ async fn faults_of_the_store_affect_every_guard() {
     chaos.store().step_clock(3_600_000);
     assert_eq!(stored().await, None, "an hour later by the store's clock");
 
-    // A failover loses at most the last half second, and in some of the runs a part of it.
+    // A failover loses at most the last half second of changes, so in some runs it loses the second value, and never both.
     guard.insert("k", &8_u32).await.expect("stored");
     sleep(Duration::from_millis(501)).await;
     let mut lost = 0;
@@ -113,7 +114,7 @@ async fn faults_of_the_store_affect_every_guard() {
     assert!((1..20).contains(&lost), "{lost}");
 }
 
-/// All faults strike the caller's own memory store too.
+/// Faults are also injected over a memory store that the caller has made.
 #[tokio::test(start_paused = true)]
 async fn faults_strike_a_callers_own_memory_store() {
     let store = crate::MemoryStore::with_capacity(1 << 20);
@@ -178,7 +179,7 @@ async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
     assert!(!call.is_finished());
     replica.resume();
     assert_eq!(call.await.expect("no panic").ok(), Some(0));
-    // That call's budget was used up while it was stopped, so it loaded for itself; the next call does not.
+    // The call's budget was used up while its replica was stopped, so it loaded without the store; the next call uses the store.
     assert_eq!((chaos.store().len(), origin.loads("k")), (0, 1));
     assert_eq!(guard.get_or_load("k", load()).await.ok(), Some(0));
     assert_eq!((chaos.store().len(), origin.loads("k")), (1, 2));
@@ -193,7 +194,7 @@ async fn a_stopped_replica_goes_on_and_a_cut_one_comes_back() {
     assert_eq!(origin.loads("k"), 3, "what was stored before is there again");
 }
 
-/// The guard's readiness report must agree with its failing commands.
+/// What the guard reports about its connections must agree with what happens to its commands.
 #[tokio::test(start_paused = true)]
 async fn a_cut_off_replica_reports_it_until_it_resumes() {
     let chaos = ChaosStore::new(1);
@@ -215,7 +216,7 @@ async fn a_cut_off_replica_reports_it_until_it_resumes() {
     cut.connect().await.expect("it is back");
     assert_eq!((links(&cut), cut.health().reason), ((LinkState::Up, LinkState::Up), None));
     assert!(cut.doctor().await.is_healthy());
-    // A guard that was shut down reports that instead.
+    // Once a guard was shut down, it reports that instead of the cut.
     cut.shutdown(Duration::ZERO).await;
     one.cut();
     assert_eq!(links(&cut), (LinkState::Closed, LinkState::Closed));
@@ -239,8 +240,8 @@ async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     assert_eq!(chaos.store().lease(key().name()), None);
 }
 
-/// The events of a busy minute: commands, strikes, loads, and the time of each answer. With a cap, callers beyond
-/// it wait and ask again at random times that the guard chooses.
+/// Runs a busy minute, and returns all its events: commands, faults, loads, and the time of each answer. With a cap, the callers beyond it
+/// wait and ask again at random times that the guard chooses.
 fn busy(seed: u64, cap: Option<u32>) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

@@ -1,4 +1,4 @@
-//! A take instead of a token that holds the mutex: a free and a take in one step, with the effect of two.
+//! A take *instead of* a token that holds the mutex: one step with the effect of a free and a take.
 
 use super::*;
 
@@ -61,14 +61,14 @@ async fn a_lost_mutex_is_queued_for(world: &World) {
     assert!(next.owns().await && next.free().await);
     again.granted().await;
     assert!(again.free().await);
-    // An expired mutex without a holder is taken.
+    // An expired mutex without another holder is taken.
     late.take_for(Some(ms(20))).await;
     until(async || late.look().await.is_none()).await;
     let (taken, was_held) = again.take_instead_of(&late).await;
     assert!(matches!(taken, Taken::Granted { .. }) && !was_held, "{taken:?}");
 }
 
-/// Invariant 3, for a token that another one has replaced: the first answer was lost.
+/// Invariant 3 of locks, for a take that replaces a token: it is sent again, because its first answer was lost.
 async fn a_take_instead_sent_again_changes_nothing(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
@@ -110,7 +110,7 @@ async fn a_position_in_the_queue_is_abandoned_too(world: &World) {
     assert!(again.free().await && one.is_passed_over(world).await && one.look().await.is_none());
 }
 
-/// Invariant 2.
+/// Invariant 2 of locks: no token barges in while another one waits.
 async fn a_mutex_without_a_holder_goes_to_the_head_of_the_queue(world: &World) {
     let (dead, [waiter]) = left_by_the_dead(world).await;
     let again = Asker::on(&dead.node, &dead.name);

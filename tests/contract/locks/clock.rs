@@ -1,4 +1,4 @@
-//! A server's clock is set back while a holder dies: the remaining time is longer than the holder requested.
+//! A server's clock is set back while a holder dies, so the remaining time is longer than the holder requested.
 
 use super::super::on_redis::at;
 use super::*;
@@ -22,7 +22,7 @@ fn wanting(node: &Store, name: &LockName, ttl: Duration) -> Asker {
     Asker { node: node.clone(), name: name.clone(), token, wait }
 }
 
-/// A holder of the mutex, and another asker, each on a separate node.
+/// A holder of the mutex, and another asker that has sent nothing yet, each on a separate node.
 async fn holder_and_waiter(world: &World, ttl: Duration) -> (Asker, Asker) {
     let (one, two) = (world.node().await, world.node().await);
     let holder = wanting(&one, &mutex("k"), ttl);
@@ -30,7 +30,7 @@ async fn holder_and_waiter(world: &World, ttl: Duration) -> (Asker, Asker) {
     (holder, wanting(&two, &mutex("k"), LEASE))
 }
 
-/// Asserts that by this answer another token holds the mutex for at most `longest`.
+/// Asserts that the answer says that another token holds the mutex, for at most `longest`.
 #[track_caller]
 fn assert_busy_for(taken: Taken, longest: Duration) {
     assert!(matches!(taken, Taken::Busy { remaining: Some(left) } if left <= longest), "{taken:?}");
@@ -71,7 +71,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
     }
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
     assert_busy_for(waiter.take(waiter.ask()).await, ms(20_000));
-    // The next holder has not requested that time.
+    // The next holder has not requested that long time, so its mutex is cut to what it requested.
     assert!(holder.free().await);
     waiter.granted().await;
     server.run::<()>(&["PEXPIRE", &at("m", "k"), MINUTE]);
@@ -79,7 +79,7 @@ async fn a_mutex_that_was_extended_for_longer_keeps_that_time(world: &World) {
     assert_busy_for(third.take(third.ask()).await, LEASE);
 }
 
-/// The watchdog of a live holder renews after each third of its time.
+/// The holder is alive: its watchdog extends the mutex several times within its time to live.
 async fn a_renewed_mutex_keeps_its_time(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (holder, waiter) = holder_and_waiter(world, SHORT).await;
@@ -92,7 +92,7 @@ async fn a_renewed_mutex_keeps_its_time(world: &World) {
     }
 }
 
-/// Scores are moments of the server's clock: when the clock is set back by a minute, they are a minute too late.
+/// The scores of holders are moments of the server's clock. When the clock is set back by a minute, they are a minute too late.
 async fn permits_with_more_time_than_their_leases_are_cut(world: &World) {
     let server = world.server_of(&semaphore("k").tag);
     let (one, two) = (world.node().await, world.node().await);

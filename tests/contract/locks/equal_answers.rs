@@ -1,4 +1,4 @@
-//! Memory and Redis give the same answers to any sequence of steps, and notify the same waiters.
+//! Memory and Redis give the same answers to any sequence of steps on locks, and notify the same waiters.
 //!
 //! Times are long, so that nothing expires in between; expiries are tested by the cases. A failing run prints
 //! its seed; `SG_SEED` replays it.
@@ -9,11 +9,11 @@ use super::super::support::redis_server::RedisServer;
 use super::*;
 
 const STEPS: usize = 10_000;
-/// Few locks and askers, so that steps often concern the same ones.
+/// There are few locks and askers, so that steps often concern the same ones.
 const LOCKS: usize = 4;
 const ASKERS_PER_LOCK: usize = 4;
 
-/// The same asker on both stores.
+/// The same asker on both stores, so that their answers can be compared.
 struct Twins {
     memory: Asker,
     redis: Asker,
@@ -30,7 +30,7 @@ impl Side<'_> {
         (self.of)(&self.askers[number])
     }
 
-    /// An asker by its number, because its token differs between the stores.
+    /// The number of the asker with this token. Tokens differ between the stores, numbers do not.
     fn number(&self, token: &[u8]) -> Option<usize> {
         self.askers.iter().position(|twins| (self.of)(twins).token.as_str().as_bytes() == token)
     }
@@ -88,7 +88,7 @@ impl Side<'_> {
                     created,
                     recovered,
                 } = state;
-                // Holders that got their permits in the same millisecond are in the order of their tokens.
+                // Holders that got their permits in the same millisecond are ordered by their tokens, which differ.
                 let mut holders: Vec<_> =
                     holders.iter().map(|(token, _)| self.number(token.as_str().as_bytes())).collect();
                 holders.sort_unstable();
@@ -111,8 +111,8 @@ impl Side<'_> {
         }
     }
 
-    /// The messages to each asker since the last call. Leaves out `first` and `missed`, because the first waiter
-    /// depends on the number of processes.
+    /// The messages to each asker since the last call. Leaves out `first` and `missed`: they depend on which waiter is the first of its
+    /// process, and so on the number of processes.
     fn notified(&self) -> Vec<(bool, bool, bool)> {
         let mut all = Vec::new();
         for number in 0..self.askers.len() {
@@ -170,7 +170,7 @@ async fn random_steps_are_answered_alike() {
         let expected = memory.notified();
         granted += expected.iter().filter(|(granted, ..)| *granted).count();
         let mut received = redis_side.notified();
-        // Redis's messages take a moment.
+        // Redis's messages take a moment to arrive.
         let started = Instant::now();
         while received != expected {
             assert!(started.elapsed() < SOON, "{context}: {received:?} instead of {expected:?}");

@@ -1,4 +1,4 @@
-//! Locks beside foreign programs and data.
+//! Locks beside other programs, and beside data that other programs have written at the keys of locks.
 
 use super::super::on_redis::world_of;
 use super::*;
@@ -41,7 +41,7 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     assert!(late.free().await);
     assert!(set("600000").is_some());
 
-    // By force, and without an expiry.
+    // A foreign holder without an expiry can be removed by force.
     server.run::<()>(&["PERSIST", "lock:k"]);
     assert_eq!(ours.take(ours.ask()).await, Taken::Busy { remaining: None });
     assert!(late.force().await);
@@ -50,8 +50,8 @@ async fn a_foreign_lock_excludes_ours_and_is_excluded() {
     world.check();
 }
 
-/// Data of another type at any of the keys: the step is answered, nothing is destroyed, and no key is
-/// without a TTL.
+/// Other programs' data of another type at any of a mutex's keys: each step is answered, the data is not changed, and no key is without a
+/// TTL.
 #[tokio::test]
 async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
     let world = World::redis();
@@ -60,7 +60,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
     for kind in ["m", "mq", "mf"] {
         for foreign in [&["HSET", "f", "v"][..], &["ZADD", "1", "v"], &["SADD", "v"], &["SET", "v"]] {
             if kind == "m" && foreign[0] == "SET" {
-                continue; // A holder.
+                continue; // A string at this key is a foreign holder.
             }
             let name = mutex(&format!("{kind}:{}", foreign[0]));
             let key = format!("sg1:{kind}:{{{}}}", name.tag);
@@ -81,7 +81,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
                     refused(locks.look_at_mutex(&name, WITHIN).await);
                     refused(locks.break_mutex(&name, WITHIN).await);
                 }
-                // Two askers can still hold it one after the other.
+                // Only the queue cannot be used: two askers can still hold the mutex one after the other.
                 "mq" => {
                     assert!(matches!(taken, Ok(Taken::Granted { .. })), "{taken:?}");
                     refused(second);
@@ -89,7 +89,7 @@ async fn foreign_data_at_a_mutexs_keys_is_left_alone() {
                     two.must_take().await;
                     assert!(one.force().await);
                 }
-                // The fence comes from the clock instead.
+                // The stored fence cannot be used, so fences come from the clock alone.
                 _ => {
                     let Ok(Taken::Granted { fence }) = taken else { panic!("{taken:?}") };
                     assert!(matches!(second, Ok(Taken::Busy { .. })), "{second:?}");
@@ -110,7 +110,7 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
     let world = World::redis();
     let server = world_of(&world);
     let node = world.node().await;
-    // The last is a layout of a later version (S4.30).
+    // The last kind is the layout of a later version (S4.30).
     let kinds = [&["HSET", "f", "v"][..], &["SADD", "v"], &["SET", "v"], &["SET", "2 5 0 60000"]];
     for kind in ["sh", "sq", "sm"] {
         for foreign in kinds {
@@ -148,7 +148,7 @@ async fn foreign_data_at_a_semaphores_keys_is_left_alone() {
     world.check();
 }
 
-/// A foreign list and sorted set, of the right type but with members that are not ours.
+/// A list and a sorted set of the right type, whose members were written by other programs.
 #[tokio::test]
 async fn foreign_members_are_passed_over() {
     let world = World::redis();

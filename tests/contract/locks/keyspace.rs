@@ -8,7 +8,7 @@ use crate::store::redis::RedisStore;
 
 const SETTING: &str = "notify-keyspace-events";
 
-/// A node whose connection for messages is open, so that its waiters are not notified (`missed`) when it opens.
+/// A node whose connection for messages is already open, so that its opening does not notify the waiters (`missed`).
 async fn connected(url: &str) -> Store {
     let node =
         Store::Redis(Arc::new(RedisStore::new(redis::Client::open(url).expect("an address"), ms(1_000))));
@@ -21,7 +21,7 @@ fn flags(server: &RedisServer) -> String {
     flags
 }
 
-/// How many keyspace channels have subscribers.
+/// How many channels for keyspace events have subscribers.
 fn channels(server: &RedisServer) -> usize {
     server.run::<Vec<String>>(&["PUBSUB", "CHANNELS", "__keyspace@*"]).len()
 }
@@ -31,7 +31,7 @@ impl Asker {
         self.node.announce_key_changes(&self.name, WITHIN).await.expect("an answer")
     }
 
-    /// An asker that waits behind a foreign holder, and was promised announcements.
+    /// An asker that waits for a mutex with a foreign holder, and that was promised announcements of its end.
     async fn behind_a_foreign_holder(server: &RedisServer, node: &Store, name: &LockName) -> Self {
         server.run::<()>(&["SET", &name.key, "foreign", "PX", "600000"]);
         let asker = Self::on(node, name);
@@ -41,7 +41,7 @@ impl Asker {
     }
 }
 
-/// S0.11, S0.13, C.8: by whichever command a foreign client frees it.
+/// S0.11, S0.13, C.8: this holds for each command by which a foreign client may free the mutex.
 #[tokio::test]
 async fn waiters_are_notified_of_a_mutex_that_a_foreign_client_frees() {
     let server = RedisServer::start();
@@ -66,7 +66,7 @@ async fn waiters_are_notified_of_a_mutex_that_a_foreign_client_frees() {
     }
 }
 
-/// S0.23: the steps of a holder on its own mutex wake no waiter, nor do changes of other keys.
+/// S0.23: neither a step of a holder on its own mutex nor a change of another key wakes a waiter.
 #[tokio::test]
 async fn an_event_that_frees_nothing_wakes_no_waiter() {
     let server = RedisServer::with_args(["--notify-keyspace-events", "KEA"]);
@@ -82,7 +82,7 @@ async fn an_event_that_frees_nothing_wakes_no_waiter() {
     ] {
         server.run::<()>(command);
     }
-    // Arrives on the same connection, so after all of these.
+    // The message about this mutex arrives on the same connection, so after the messages of all commands above.
     let other = Asker::behind_a_foreign_holder(&server, &node, &LockName::prefixed("lock:other")).await;
     server.run::<()>(&["DEL", "lock:other"]);
     while !other.notified().await.missed {}
@@ -100,8 +100,8 @@ async fn existing_flags_are_preserved() {
     assert!("ElKgxe".chars().all(|flag| flags.contains(flag)), "{flags}");
 }
 
-/// S0.15: the documented minimal user gets no announcements, and the reason; so does a user without
-/// the right to SUBSCRIBE.
+/// S0.15: the documented minimal user gets no announcements, and receives the reason; the same holds for a user without the right to
+/// SUBSCRIBE.
 #[tokio::test]
 async fn where_announcements_are_refused_the_answer_says_so() {
     let world = World::redis();
@@ -147,7 +147,7 @@ async fn databases_are_distinguished() {
     asker.must_take().await;
 }
 
-/// S0.17, S0.18: however many wait, one connection subscribes and one of the waiters asks again.
+/// S0.17, S0.18: however many waiters there are, one connection subscribes, and one of the waiters takes again after an event.
 #[tokio::test]
 async fn many_waiters_are_one_connection_and_one_command() {
     let server = RedisServer::start();
@@ -170,7 +170,7 @@ async fn many_waiters_are_one_connection_and_one_command() {
     }
 }
 
-/// Without waiters there is no subscription, and no connection is left.
+/// A process without waiters has no subscription, and keeps no connection for them.
 #[tokio::test]
 async fn nothing_is_left_without_waiters() {
     let server = RedisServer::start();
@@ -192,7 +192,7 @@ async fn nothing_is_left_without_waiters() {
     assert_eq!(channels(&server), 1);
 }
 
-/// S0.14: if a message is lost while the connection is down, the waiter takes again.
+/// S0.14: an event may be lost while the connection is down, so the waiter takes again after the loss.
 #[tokio::test]
 async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     let server = RedisServer::start();
@@ -209,7 +209,7 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     assert!(asker.free().await);
     drop(asker);
 
-    // A restarted server has lost its setting of announcements.
+    // A restarted server has lost the setting that makes it announce changes of keys, so it is set again.
     let asker = Asker::on(&node, &name);
     assert_eq!(asker.announced().await, KeyspaceAnswer::Yes);
     server.restart();
@@ -228,7 +228,7 @@ async fn messages_lost_with_a_connection_are_replaced_by_taking_again() {
     asker.must_take().await;
 }
 
-/// While promised announcements may be missed, waits are cut short.
+/// While announcements that were promised may be missed, waiters take again earlier, as without announcements.
 #[tokio::test]
 async fn announcements_that_may_be_missed_are_known() {
     let server = RedisServer::start();
@@ -238,7 +238,7 @@ async fn announcements_that_may_be_missed_are_known() {
     assert!(node.grants_arrive());
     server.run::<()>(&["ACL", "SETUSER", "default", "-config"]);
     server.kill_pubsub();
-    // The inbox is back at once; the announcements are not.
+    // The node receives messages again at once, but no announcements: the right to configure them is gone.
     while !asker.notified().await.missed {}
     until(async || matches!(asker.announced().await, KeyspaceAnswer::No { .. })).await;
     assert!(!node.grants_arrive());

@@ -22,7 +22,7 @@ fn queue(world: &World) -> Vec<String> {
     world.server_of(&mutex("k").tag).run(&["LRANGE", &at("mq", "k"), "0", "-1"])
 }
 
-/// Queues waiters of two nodes in turn. Those of the first node leave, and the others keep their order.
+/// Queues waiters of two nodes in turn. When those of the first node leave, the others keep their order.
 async fn in_turn(world: &World, each: usize) {
     let server = world.server_of(&mutex("k").tag);
     let (one, other) = (world.node().await, world.node().await);

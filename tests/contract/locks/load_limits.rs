@@ -17,13 +17,14 @@ contract! {
 const BOUNDS: LimitBounds = LimitBounds { least: 2, most: 25 };
 const START: u32 = 10;
 
-/// The loads of one process under one limit, in the order in which they get permits. Each end is compared with the law in Rust.
+/// The loads of one process under one limit, in the order in which they get permits. After each end, the store's limit is compared with
+/// that of the law in Rust.
 struct Loads<'a> {
     node: &'a Store,
     name: LockName,
     loads: VecDeque<Asker>,
     law: LoadLimit,
-    /// The present time of `law`.
+    /// The time that `law` was last given.
     now: Instant,
     window: Window,
 }
@@ -35,7 +36,7 @@ struct Window {
 }
 
 impl<'a> Loads<'a> {
-    /// This many loads, after one that has ended and began the first window.
+    /// Begins this many loads, after a further load that has ended and thereby began the first window.
     async fn new(node: &'a Store, number: u32) -> Self {
         let now = Instant::now();
         let (law, window) = (LoadLimit::new(START, now), Window { begun: now, ended: 0, done: 0 });
@@ -55,7 +56,7 @@ impl<'a> Loads<'a> {
         self.loads.push_back(load);
     }
 
-    /// Ends the load that has held a permit for longest.
+    /// Ends the load that has held a permit for the longest time.
     async fn end(&mut self, end: LoadEnd) -> LimitState {
         let load = self.loads.pop_front().expect("a load");
         let state = load.end_load(end).await.1.expect("it held a permit");
@@ -63,7 +64,8 @@ impl<'a> Loads<'a> {
         window.ended += 1;
         window.done += u32::from(end == LoadEnd::Done);
         if window.ended == WINDOW_LOADS {
-            // How long the window was for the store, which may be slow.
+            // How long the window was by the store's clock, computed from the throughput that the store reports, because the store may be
+            // slow.
             let seconds = f64::from(window.done) * 1e3 / (state.throughput as f64 + 0.5);
             self.now += ms((seconds * 1e3).round() as u64).max(ms(500));
             *window = Window { begun: Instant::now(), ended: 0, done: 0 };
@@ -73,7 +75,7 @@ impl<'a> Loads<'a> {
         state
     }
 
-    /// Ends loads, each followed by another, until the window closes with the last of them.
+    /// Ends loads, each after another one has begun, until the window closes with the end of the last one.
     async fn end_window(&mut self, end: impl Fn(u32) -> LoadEnd) -> LimitState {
         loop {
             self.begin().await;
@@ -99,13 +101,13 @@ impl Asker {
 async fn the_limit_follows_the_throughput_of_loads(world: &World) {
     let node = world.node().await;
     let mut loads = Loads::new(&node, 40).await;
-    // Refusals are neither failures nor throughput: with them the throughput falls and rises, whatever time the store takes.
+    // Refusals are neither failures nor throughput. Their share makes the throughput fall and rise, however long the store takes.
     let done_of_8 =
         |done: u32| move |number| if number % 8 < done { LoadEnd::Done } else { LoadEnd::Refused };
     for done in [1, 2, 4, 8, 4, 8, 8, 2, 4] {
         loads.end_window(done_of_8(done)).await;
     }
-    // Most loads of all processes fail.
+    // Two of three loads fail.
     let failed = |number| if number % 3 == 0 { LoadEnd::Done } else { LoadEnd::Failed };
     let mut limits = Vec::new();
     for _ in 0..7 {
@@ -113,7 +115,7 @@ async fn the_limit_follows_the_throughput_of_loads(world: &World) {
     }
     assert!(limits[..4].is_sorted_by(|before, after| before > after), "{limits:?}");
     assert_eq!(limits[5..], [2, 2]);
-    // A limit that became lower takes nothing away, and lets fewer begin.
+    // When the limit becomes lower, no permit is taken away, but fewer loads begin.
     let state = loads.loads[0].state().await.expect("there");
     assert_eq!((state.capacity, state.available, state.holders.len()), (2, 0, 2));
     assert_eq!(loads.end_window(done_of_8(8)).await.limit, 3);
@@ -132,15 +134,15 @@ async fn a_load_is_counted_once_and_only_if_it_held_a_permit(world: &World) {
     let (holder, waiter) = (Asker::on(&node, &name), Asker::on(&node, &name));
     holder.must_take_permit(1).await;
     waiter.must_wait_for_permit(1).await;
-    // A waiter that leaves.
+    // A waiter that leaves ends a load that held no permit: it is not counted.
     assert_eq!(waiter.end_load(LoadEnd::Done).await, (PermitFreed { was_held: false, available: 0 }, None));
     let (freed, limit) = holder.end_load(LoadEnd::Done).await;
     assert!(freed.was_held && limit.is_some(), "{freed:?} {limit:?}");
-    // The same call again, after a lost answer.
+    // The end of the same load is sent again, as after a lost answer: it is not counted a second time.
     assert_eq!(holder.end_load(LoadEnd::Failed).await.1, None);
 }
 
-/// A flush loses the law with its permits: the next load creates both with the limit that it names.
+/// If the semaphore is lost, so is the law, with all its permits: the next load creates both, with the limit that it names.
 async fn a_lost_semaphore_starts_anew(world: &World) {
     let node = world.node().await;
     let holder = Asker::on(&node, &semaphore("k"));

@@ -1,4 +1,4 @@
-//! Long queues, most of whose waiters have died: how much one script call does.
+//! Long queues, most of whose waiters have died: how much of the queue one script call works off.
 
 use super::super::on_redis::at;
 use super::*;
@@ -30,7 +30,7 @@ fn fill(world: &World, kind: &str, waiters: usize, nodes: usize) {
     pipeline.query::<()>(&mut conn).expect("filled");
 }
 
-/// How many calls of this command the server has recorded.
+/// How many calls of this command the server has counted since its start.
 fn calls(world: &World, command: &str) -> u64 {
     let stats: String = world.server_of(&mutex("k").tag).run(&["INFO", "commandstats"]);
     let head = format!("cmdstat_{command}:calls=");
@@ -38,7 +38,7 @@ fn calls(world: &World, command: &str) -> u64 {
     line.map_or(0, |rest| rest.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
 }
 
-/// How many script calls the server has recorded.
+/// How many script calls the server has counted since its start.
 fn scripts(world: &World) -> u64 {
     calls(world, "evalsha") + calls(world, "eval")
 }
@@ -62,7 +62,7 @@ async fn ten_thousand_waiters_of_ten_dead_nodes_cost_ten_messages(world: &World)
     assert!(waiter.owns().await);
     assert_eq!(calls(world, "publish") - messages, 11, "one for each node");
     let steps = scripts(world) - steps;
-    // With the LOOK above, and each script sent twice if the server does not know it yet.
+    // The count includes the LOOK above, and each script twice if the server does not know its text yet.
     assert!((6..=12).contains(&steps), "a call takes 2,000 entries: {steps}");
 }
 
@@ -119,8 +119,8 @@ async fn a_break_passes_the_dead_and_leaves_the_next_holder_alone(world: &World)
     assert!(timeout(Duration::ZERO, waiter.wait.notified()).await.is_err(), "the next holder is left alone");
 }
 
-/// The process that frees the mutex dies between two calls: the mutex is free and has a queue, as
-/// after a holder's death, and the next take continues.
+/// The process that frees the mutex dies between two script calls: the mutex is free and has a queue, as after a holder's death, and the
+/// next take continues the work.
 async fn a_step_that_ends_halfway_is_continued_by_the_next_one(world: &World) {
     if world.gives_claims() {
         return;
@@ -175,7 +175,7 @@ async fn a_permit_is_taken_behind_the_dead(world: &World) {
     assert_eq!((state.waiting, state.available, state.holders.len()), (0, 1, 1));
 }
 
-/// A script call tries a limited number of waiters, whether they receive their grants or not.
+/// One script call tries a limited number of waiters, whether or not they receive their grants, so this takes several calls.
 async fn permits_are_added_for_the_dead_and_the_living(world: &World) {
     if world.gives_claims() {
         return;

@@ -1,4 +1,4 @@
-//! The holder of a mutex, its time, and its exclusive steps.
+//! The holder of a mutex, its time to live, and the steps that only the holder may take.
 
 use super::*;
 use crate::store::StoreErrorKind;
@@ -44,7 +44,7 @@ async fn of_simultaneous_callers_one_is_granted(world: &World) {
     assert_eq!(taken.iter().filter(|taken| matches!(taken, Taken::Granted { .. })).count(), 1);
 }
 
-/// Invariant 3 (S1.23): a take whose answer was lost is sent again.
+/// Invariant 3 of locks (S1.23): a take whose answer was lost is sent again.
 async fn taking_again_is_granted_with_the_same_fence_and_the_full_time(world: &World) {
     let holder = Asker::separate(world, &mutex("k")).await;
     let Taken::Granted { fence } = holder.take_for(Some(ms(2_000))).await else { panic!("it is free") };
@@ -70,7 +70,7 @@ async fn a_mutex_runs_out_by_itself(world: &World) {
     assert!(started.elapsed() >= ms(149), "{:?}", started.elapsed());
 }
 
-/// S1.3; this is the only kind of key without an expiry.
+/// S1.3: a mutex that was taken without a time to live is the only kind of key without an expiry.
 async fn a_mutex_without_an_expiry_stays(world: &World) {
     let (holder, waiter) =
         (Asker::separate(world, &mutex("k")).await, Asker::separate(world, &mutex("k")).await);
@@ -108,7 +108,7 @@ async fn a_free_by_a_token_that_never_held_changes_nothing(world: &World) {
     assert!(holder.owns().await);
 }
 
-/// S1.22: a token that takes it after the expiry keeps it, whenever the free comes.
+/// S1.22: a token that takes the mutex after the expiry keeps it, whenever the old holder's free comes.
 async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
     let (node, other) = (world.node().await, world.node().await);
     for round in 0..60 {
@@ -116,20 +116,20 @@ async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
         let (old, new) = (Asker::on(&node, &name), Asker::on(&other, &name));
         old.take_for(Some(ms(3))).await;
         if let Taken::Granted { .. } = new.take(new.ask()).await {
-            continue; // This machine is busy.
+            continue; // The machine is busy, and the time has passed already.
         }
         let free = async {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(2_000..4_500))).await;
             old.free().await
         };
-        // Started by the waiter's timer, at the same time as the free.
+        // The waiter's timer starts this take, at about the same time as the free.
         let take = async {
             tokio::time::sleep(ms(3)).await;
             new.take(new.ask()).await
         };
         let (_, taken) = tokio::join!(free, take);
         if let Taken::Busy { remaining } = taken {
-            // This clock was ahead of the store's by a little.
+            // This process's clock was a little ahead of the store's.
             assert!(remaining.is_some_and(|left| left <= ms(3)), "{remaining:?}");
             until(async || matches!(new.take(new.ask()).await, Taken::Granted { .. })).await;
         }
@@ -138,7 +138,7 @@ async fn a_free_against_an_expiry_is_one_or_the_other(world: &World) {
     }
 }
 
-/// S5.2.
+/// S5.2: an extension sets the remaining time to the requested one, and does not add to it.
 async fn an_extension_restarts_the_time_and_adds_nothing(world: &World) {
     let holder = Asker::separate(world, &mutex("k")).await;
     holder.take_for(Some(ms(5_000))).await;
@@ -174,7 +174,7 @@ async fn a_look_names_the_holder_and_leaves_nothing(world: &World) {
     assert!(asker.look().await.is_none());
 }
 
-/// S3.16.
+/// S3.16: each grant has a greater fence than the one before, however the mutex was freed.
 async fn fences_grow_over_free_expiry_hand_over_and_force(world: &World) {
     let node = world.node().await;
     let mut last = 0;
@@ -233,13 +233,13 @@ async fn mutexes_are_independent(world: &World) {
     assert!(on_b.owns().await);
 }
 
-/// S0.4: for any time to live there is an answer, and no key that stays for ever.
+/// S0.4: every time to live is accepted, and none makes a key that stays for ever.
 async fn any_time_to_live_is_accepted(world: &World) {
     let node = world.node().await;
     for ttl in [Duration::ZERO, Duration::from_nanos(1), ms(1), Duration::from_secs(1 << 40), Duration::MAX] {
         let (holder, waiter) = (Asker::on(&node, &mutex("k")), Asker::on(&node, &mutex("k")));
         assert!(matches!(holder.take_for(Some(ttl)).await, Taken::Granted { .. }), "{ttl:?}");
-        // A time to live below a millisecond may have passed by now.
+        // A time to live below a millisecond may already have passed.
         let _ = waiter.take_for(Some(ttl)).await;
         holder.extend(Some(ttl)).await;
         for asker in [holder, waiter] {

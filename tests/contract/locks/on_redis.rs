@@ -19,7 +19,7 @@ on_servers! {
     each_waiter_is_offered_a_separate_fence,
 }
 
-/// Invariant 6, checked after each step, with the server's scripts flushed before each (S0.4, S3.12, S4.21).
+/// Invariant 6 of locks (S0.4, S3.12, S4.21). It is checked after each step, and the server's scripts are flushed before each.
 async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let check = |step: &str, keys: &[&str]| {
@@ -62,7 +62,7 @@ async fn every_key_of_a_mutex_has_a_ttl_at_every_step(world: &World) {
     check("passed on", if world.gives_claims() { &passed_on } else { &passed_on[..3] });
 }
 
-/// The queue outlives every holder of the mutex: its waiters ask once per time to live.
+/// The queue lasts longer than any holder's time to live, because a waiter may send its next command only after that time.
 async fn the_queue_lasts_for_twice_the_longest_time(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let pttl = || server.run::<i64>(&["PTTL", &at("mq", "k")]);
@@ -130,7 +130,7 @@ async fn every_key_of_a_semaphore_has_a_ttl_at_every_step(world: &World) {
     check("deleted", &[]);
 }
 
-/// S3.16, with the stored fence deleted, too, and with foreign changes of the mutex.
+/// S3.16, also if the stored fence is deleted, and if foreign clients change the mutex.
 async fn fences_grow_though_keys_are_deleted(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (asker, _) = Asker::holding(world, &mutex("k")).await;
@@ -151,8 +151,8 @@ async fn fences_grow_though_keys_are_deleted(world: &World) {
     }
 }
 
-/// A promoted replica, or a server that restarts from an older data set, has lost the latest holders and their fences,
-/// and has the rest.
+/// A promoted replica, or a server that restarts from an older data set, has lost the latest holders and their fences, and has all earlier
+/// data. New fences are greater than the lost ones all the same.
 async fn fences_grow_over_a_failover_that_lost_the_latest(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (lock, fences) = (&*at("m", "k"), &*at("mf", "k"));
@@ -163,7 +163,7 @@ async fn fences_grow_over_a_failover_that_lost_the_latest(world: &World) {
         assert!(asker.free().await);
         last = asker.must_take().await;
     }
-    // A promotion or a restart takes at least this long.
+    // A promotion or a restart takes at least this long, so the clock has passed the lost fences.
     tokio::time::sleep(Duration::from_millis(20)).await;
     server.run::<()>(&["DEL", lock]);
     server.run::<()>(&["SET", fences, &replicated, "PX", "86400000"]);
@@ -180,7 +180,7 @@ fn count_ahead(world: &World) -> u64 {
     ahead
 }
 
-/// The stored fence matters only if the clock was set back.
+/// Fences come from the server's clock. The stored fence matters only if that clock was set back.
 async fn a_fence_exceeds_the_stored_one_whatever_the_clock_shows(world: &World) {
     let ahead = count_ahead(world);
     let (holder, fence) = Asker::holding(world, &mutex("k")).await;
@@ -190,7 +190,7 @@ async fn a_fence_exceeds_the_stored_one_whatever_the_clock_shows(world: &World) 
     assert_eq!(waiter.granted().await, ahead + 2);
 }
 
-/// S3.14: a holder has lost a mutex that was taken away, whether another token has it or none.
+/// S3.14: a holder whose mutex was removed holds nothing, whether another token has the mutex now or none has.
 async fn a_holder_whose_data_is_lost_holds_nothing(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -208,7 +208,7 @@ async fn a_holder_whose_data_is_lost_holds_nothing(world: &World) {
     assert_eq!(own_keys(server), Vec::<String>::new());
 }
 
-/// A restarted server has lost all waiters. They are notified that messages may have been lost, and so are holders.
+/// A restarted server has lost all waiters. Waiters and holders are notified that messages may have been lost.
 #[tokio::test]
 async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
     let world = World::redis();
@@ -221,7 +221,7 @@ async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
     for asker in [&holder, &waiter, &on_permit] {
         assert!(asker.notified().await.missed);
     }
-    // Once for the loss, and once for the new subscription.
+    // Each is notified once for the loss, and once for the new subscription.
     until(async || waiter.node.grants_arrive() && holder.node.grants_arrive()).await;
     assert!(waiter.notified().await.missed);
     waiter.must_wait().await;
@@ -263,7 +263,7 @@ async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     assert_eq!(own_keys(server), [at("mf", "k")]);
 }
 
-/// A command counts once even if its answer is lost, and a late one changes only what belongs to its token.
+/// The node returns a grant that no waiter received, although its connections are cut meanwhile.
 async fn a_grant_is_returned_after_the_server_was_away(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -272,14 +272,14 @@ async fn a_grant_is_returned_after_the_server_was_away(world: &World) {
     let Asker { node, wait, .. } = left;
     drop(wait);
     assert!(holder.free().await);
-    // Before or after the grant was received.
+    // The connections are cut before or after the node received the grant.
     server.kill_clients();
     until(async || holder.node.look_at_mutex(&mutex("k"), WITHIN).await.is_ok_and(|held| held.is_none()))
         .await;
     drop(node);
 }
 
-/// A take that timed out may run after the one that was sent again, and queue a token twice.
+/// A take that timed out may run after the one that was sent again, so the queue has two positions with the same token.
 async fn a_second_queue_position_of_the_same_token_is_passed_over(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
@@ -298,7 +298,7 @@ async fn a_second_queue_position_of_the_same_token_is_passed_over(world: &World)
     drop(node);
 }
 
-/// The same for a permit: a holder neither loses it when its position is served, nor counts twice.
+/// A holder of a permit may have a position in the queue, too. When that is served, it neither loses its permit nor receives a second one.
 async fn a_queue_position_of_a_holder_is_passed_over(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let name = semaphore("k");
@@ -310,7 +310,7 @@ async fn a_queue_position_of_a_holder_is_passed_over(world: &World) {
         server.run::<()>(&["RPUSH", &at("sq", "k"), &format!("{}60000", one.token.as_str())]);
         waiter.must_wait_for_permit(2).await;
         if is_dead {
-            // As if its process had died.
+            // A new registration replaces the holder's, and is dropped at once, as if the holder's process had died.
             drop(one.node.await_grant(&name, &one.token));
         }
         let freed = two.free_permit().await;
@@ -324,7 +324,7 @@ async fn a_queue_position_of_a_holder_is_passed_over(world: &World) {
     }
 }
 
-/// A process that was passed over, because it listens at another server, may still receive its grant.
+/// A process that was passed over because it listens at another server may still receive its grant, so no other waiter gets that fence.
 async fn each_waiter_is_offered_a_separate_fence(world: &World) {
     if world.gives_claims() {
         return;

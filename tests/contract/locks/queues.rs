@@ -1,4 +1,4 @@
-//! Waiters for a mutex get it in the order in which they came, whatever happens to those before.
+//! Waiters for a mutex get it in the order in which they came, whatever happens to the holder and to the waiters before them.
 
 use super::*;
 
@@ -47,7 +47,7 @@ async fn waiters_are_served_first_come_first(world: &World) {
     assert!(before.look().await.is_none());
 }
 
-/// Invariant 3.
+/// Invariant 3 of locks: a repeated take does not queue its token again.
 async fn a_waiter_is_queued_once(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     let (one, two) = (Asker::waiting(world, &mutex("k")).await, Asker::waiting(world, &mutex("k")).await);
@@ -84,7 +84,7 @@ async fn a_grant_lasts_as_long_as_the_waiter_has_requested(world: &World) {
     assert!(left <= ms(5_000) && left > ms(1_000), "{left:?}");
 }
 
-/// Invariant 2 in a case that is easily missed: the take that finds the mutex free is by another waiter.
+/// Invariant 2 of locks in a case that is easily missed: another waiter's take is the one that finds the mutex free.
 async fn no_token_barges_in_after_an_expiry(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     let late = Asker::separate(world, &one.name).await;
@@ -97,7 +97,8 @@ async fn no_token_barges_in_after_an_expiry(world: &World) {
     late.granted().await;
 }
 
-/// The same take by a token that is in the queue already keeps its position, and does not add another.
+/// A token that is in the queue takes an expired mutex: the head of the queue is served, and the token keeps its position, and has only
+/// one.
 async fn a_take_that_serves_another_token_keeps_its_own_position(world: &World) {
     let (_dead, [one, two]) = left_by_the_dead(world).await;
     two.must_wait().await;
@@ -147,14 +148,14 @@ async fn dead_nodes_are_passed_over(world: &World) {
     assert!(alive.look().await.is_none(), "no waiter is left");
 }
 
-/// If PUBLISH does not report which nodes are dead, a live waiter must be notified when the dead one's claim ends.
+/// If PUBLISH does not report that a waiter's node is dead, its grant is a claim, and a live waiter must be notified when the claim ends.
 async fn behind_several_dead_waiters_a_live_one_is_notified(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     for _ in 0..3 {
         let Asker { node, wait, .. } = Asker::waiting(world, &mutex("k")).await;
         drop(wait);
         if world.gives_claims() {
-            // There the server need not have noticed.
+            // In a cluster the server need not have noticed that the node is dead.
             node.close();
         } else {
             world.dead(node).await;
@@ -193,10 +194,10 @@ async fn after_an_expiry_dead_waiters_are_passed_over_for_the_caller(world: &Wor
     assert!(late.owns().await);
 }
 
-/// Invariant 5, also for a mutex that would otherwise be lost for ever.
+/// Invariant 5 of locks. It holds also for a grant without an expiry, which would otherwise be lost for ever.
 async fn a_grant_that_no_waiter_received_is_returned(world: &World) {
-    // Longer than this test waits. A claim lasts a quarter of that, which is shorter, in case the grant is returned too
-    // late on a busy machine.
+    // The time to live is longer than this test waits, so an expiry cannot pass for a return. A claim lasts a quarter of that, which is
+    // shorter, in case the grant is returned too late on a busy machine.
     for ttl in [Some(2 * WITHIN), None] {
         let (holder, _) = Asker::holding(world, &mutex("k")).await;
         let left = Asker::separate(world, &mutex("k")).await;
@@ -219,7 +220,7 @@ async fn a_grant_before_the_waiter_looks_is_retained(world: &World) {
     assert!(timeout(Duration::ZERO, waiter.granted()).await.is_ok());
 }
 
-/// S0.18: only one of them watches the clock.
+/// S0.18: of many waiters in a process, only the first one watches the clock.
 async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
@@ -236,7 +237,7 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     assert!(waiters[1].notified().await.first && waiters[1].wait.is_first());
 }
 
-/// S0.11: a waiter has slept on the time of the holder it met, and the next holder may die sooner.
+/// S0.11: a waiter sleeps for the time of the holder that it met, and the next holder's time may end sooner.
 async fn waiters_are_notified_of_a_holder_for_a_shorter_time(world: &World) {
     let (holder, _) = Asker::holding(world, &mutex("k")).await;
     holder.wait.hold();
@@ -276,7 +277,8 @@ async fn waiters_are_notified_of_an_extension_for_a_shorter_time(world: &World) 
     }
 }
 
-/// The holder's time may have been long and have ended early: by a foreign client, or an eviction.
+/// The time that the waiter sleeps for, that of the former holder, may be long, although that holder's mutex was freed early by a foreign
+/// client or an eviction.
 async fn waiters_are_notified_when_the_head_takes_the_mutex_itself(world: &World) {
     let holder = Asker::separate(world, &mutex("k")).await;
     assert!(matches!(holder.take_for(None).await, Taken::Granted { .. }));
@@ -291,7 +293,7 @@ async fn waiters_are_notified_when_the_head_takes_the_mutex_itself(world: &World
     assert!(two.notified().await.missed);
 }
 
-/// A foreign client has freed it, or it has expired, and the waiter that should have taken it leaves.
+/// The mutex has expired, or a foreign client has freed it, and the waiter that should take it leaves. The next waiter gets it.
 async fn a_leaving_waiter_hands_on_a_mutex_without_a_holder(world: &World) {
     let (dead, [one, two, three]) = left_by_the_dead(world).await;
     assert!(!one.free().await, "it held nothing");

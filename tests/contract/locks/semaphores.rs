@@ -28,7 +28,7 @@ fn create(capacity: u32) -> Create {
     Create { capacity, idle_ttl: LEASE }
 }
 
-/// S4.3, S4.34: fifty simultaneous takes create it once.
+/// S4.3, S4.34: fifty simultaneous takes create the semaphore once, and no more than its capacity are granted.
 async fn at_most_capacity_tokens_hold_permits(world: &World) {
     let nodes = [world.node().await, world.node().await];
     let askers: Vec<_> = (0..50).map(|i| Asker::on(&nodes[i % 2], &semaphore("k"))).collect();
@@ -44,7 +44,7 @@ async fn at_most_capacity_tokens_hold_permits(world: &World) {
     assert!(state.holders.iter().all(|(_, left)| *left <= LEASE && *left > LEASE / 2), "{state:?}");
 }
 
-/// S4.33.
+/// S4.33: a semaphore keeps the capacity of its first creation, and later answers report it.
 async fn the_first_creation_wins_and_says_so(world: &World) {
     let asker = Asker::separate(world, &semaphore("k")).await;
     let state = asker.change(SemaphoreChange::Ensure(create(5))).await.expect("made");
@@ -57,7 +57,7 @@ async fn the_first_creation_wins_and_says_so(world: &World) {
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (false, 5, 6, 5));
 }
 
-/// Invariant 3.
+/// Invariant 3 of locks: a repeated take restarts the lease of the permit.
 async fn taking_a_permit_again_takes_no_second(world: &World) {
     let asker = Asker::separate(world, &semaphore("k")).await;
     let short = TakePermit { lease: ms(2_000), ..asker.ask_permit(2) };
@@ -68,16 +68,16 @@ async fn taking_a_permit_again_takes_no_second(world: &World) {
     assert_eq!(taken.available, 1);
     assert!(taken.next_expiry.is_some_and(|left| left > ms(2_000)), "the lease started anew: {taken:?}");
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: true, available: 2 });
-    // S3.21, S4.8.
+    // S3.21, S4.8: a second free of the same permit adds none.
     assert_eq!(asker.free_permit().await, PermitFreed { was_held: false, available: 2 });
 }
 
-/// Invariants 1 and 3: a take on a broken connection may run after the one that was sent again and granted.
+/// Invariants 1 and 3 of locks: a take on a broken connection may run after the one that was sent again and granted.
 async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
     let (holder, other) =
         (Asker::separate(world, &semaphore("k")).await, Asker::separate(world, &semaphore("k")).await);
     let late = async || {
-        // For a token that is registered anew, no earlier take is known.
+        // The token is registered anew, so the node does not know of its earlier takes.
         let Asker { node, name, token, .. } = &holder;
         let late = Asker { wait: node.await_grant(name, token), ..Asker::on(node, name) };
         late.permit(TakePermit { token, ..late.ask_permit(2) }).await
@@ -93,7 +93,7 @@ async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
     assert_eq!(holder.free_permit().await, PermitFreed { was_held: true, available: 2 });
 }
 
-/// S4.2.
+/// S4.2: across nodes, in the order of the takes.
 async fn permits_are_served_first_come_first(world: &World) {
     let mut nodes = Vec::new();
     for _ in 0..4 {
@@ -117,7 +117,7 @@ async fn permits_are_served_first_come_first(world: &World) {
     }
 }
 
-/// Invariant 2.
+/// Invariant 2 of locks: a token that comes later does not get the freed permit.
 async fn a_freed_permit_goes_to_the_waiter_and_to_no_other_token(world: &World) {
     let one = Asker::separate(world, &semaphore("k")).await;
     one.must_take_permit(1).await;
@@ -161,7 +161,7 @@ async fn a_caller_that_does_not_queue_is_not_handed_a_permit(world: &World) {
     assert!(passer.permit(ask).await.granted);
 }
 
-/// S4.14: a permit that is granted to an unreachable waiter is not lost.
+/// S4.14: a permit that is granted to an unreachable waiter is not lost, but granted to the next one.
 async fn dead_waiters_for_permits_are_passed_over(world: &World) {
     let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
@@ -184,7 +184,7 @@ async fn dead_waiters_for_permits_are_passed_over(world: &World) {
     assert_eq!(alive.state().await.expect("there").available, 1);
 }
 
-/// S4.18, S4.19: recovering a stale permit and its late free make one permit, not two.
+/// S4.18, S4.19: if a permit whose lease has ended is recovered, and its holder frees it late, one permit becomes available, not two.
 async fn a_lease_that_ended_is_recovered_once(world: &World) {
     let nodes = [world.node().await, world.node().await];
     let [stale, steady] = after_the_stale([&nodes[0], &nodes[1]], "k", 1, 3).await;
@@ -198,7 +198,7 @@ async fn a_lease_that_ended_is_recovered_once(world: &World) {
     assert_eq!(steady.free_permit().await, PermitFreed { was_held: true, available: 3 });
 }
 
-/// S4.16, S4.17: by any token's take, or by a sweep, but always in the queue's order.
+/// S4.16, S4.17: a take by any token recovers permits whose leases have ended, and so does a sweep, but always for the queue in its order.
 async fn recovered_permits_go_to_the_waiters(world: &World) {
     let node = world.node().await;
     for by in ["take", "sweep", "free", "refresh"] {
@@ -206,7 +206,7 @@ async fn recovered_permits_go_to_the_waiters(world: &World) {
         let (stale, waiters) = ([one, two], [three, four, five]);
         match by {
             "take" => {
-                // The second in the queue: the waiter before it is served first, then the caller itself.
+                // The caller is the second in the queue: the waiter before it is served first, then the caller.
                 let taken = waiters[1].must_take_permit(2).await;
                 assert_eq!(taken.available, 0);
             }
@@ -230,7 +230,7 @@ async fn recovered_permits_go_to_the_waiters(world: &World) {
     }
 }
 
-/// S3.20, S4.35.
+/// S3.20, S4.35: a refresh extends a permit's lease, but does not bring back a permit whose lease has ended.
 async fn a_refresh_keeps_a_permit_and_does_not_revive_one(world: &World) {
     let holder = Asker::separate(world, &semaphore("k")).await;
     assert!(!holder.refresh(LEASE).await, "there is no semaphore");
@@ -247,7 +247,7 @@ async fn a_refresh_keeps_a_permit_and_does_not_revive_one(world: &World) {
     assert!(!holder.refresh(LEASE).await);
 }
 
-/// S4.23.
+/// S4.23: permits that are added are granted to waiters first.
 async fn added_permits_go_to_the_waiters(world: &World) {
     let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
@@ -267,7 +267,7 @@ async fn added_permits_go_to_the_waiters(world: &World) {
     assert_eq!((state.created, state.created_with, state.capacity, state.available), (true, 1, 4, 4));
 }
 
-/// S4.12.
+/// S4.12: the waiters of a deleted semaphore are notified that it is closed, and no step of a former holder creates it again.
 async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
     let holder = Asker::separate(world, &semaphore("k")).await;
     assert!(holder.change(SemaphoreChange::Delete).await.is_none(), "there is none");
@@ -287,7 +287,7 @@ async fn a_deleted_semaphore_closes_its_waiters(world: &World) {
     assert_eq!(one.must_take_permit(4).await.created_with, 4);
 }
 
-/// S4.14: as for the mutex.
+/// S4.14: a waiter sleeps until the next lease ends, and the lease of the next holder may end sooner.
 async fn waiters_are_notified_of_a_permit_for_a_shorter_time(world: &World) {
     let holder = Asker::separate(world, &semaphore("k")).await;
     holder.must_take_permit(1).await;
@@ -307,7 +307,7 @@ async fn waiters_are_notified_of_a_permit_for_a_shorter_time(world: &World) {
     assert!(two.notified().await.missed);
 }
 
-/// S4.10, S4.11.
+/// S4.10, S4.11: reading the state of a semaphore that does not exist does not create it.
 async fn a_look_creates_nothing(world: &World) {
     let asker = Asker::separate(world, &semaphore("k")).await;
     assert!(asker.state().await.is_none());

@@ -10,7 +10,7 @@ use crate::store::protocol::RegistryState;
 const STEPS: usize = 2_000;
 const NODES: usize = 3;
 
-/// Answers without the parts that differ between the stores: random ids of a store become numbers in their order, and so do
+/// Formats answers without the parts that differ between the stores: random ids become numbers in the order in which they came, and so do
 /// nodes.
 #[derive(Default)]
 struct Plain {
@@ -57,7 +57,7 @@ impl Plain {
     }
 }
 
-/// One store's side: its nodes, and the latest mark of each.
+/// One of the two stores: its nodes, and the latest mark of each.
 struct Side {
     world: World,
     tiers: Vec<Tier>,
@@ -131,7 +131,7 @@ async fn random_steps_of_volumes_are_answered_alike() {
         }
         assert_eq!(answers[0], answers[1], "SG_SEED={seed} step {step} kind {what}");
     }
-    // Only a store with this feature can lose a log, so that a mark is unknown.
+    // Only a store with this feature can lose a log, after which a mark is unknown.
     let unknown_enough = unknown > 20 || !cfg!(feature = "testing");
     assert!(known > 100 && unknown_enough, "SG_SEED={seed}: {known} known, {unknown} unknown: too tame");
 }

@@ -65,7 +65,7 @@ async fn a_mark_of_another_session_means_everything(world: &World) {
     let other = Mark { session: first.newest.session + 1, ..first.newest };
     let renewed = tier.renew(2, Some(other)).await;
     assert_eq!((renewed.announced, renewed.newest), (None, first.newest));
-    // Each node has its own connection.
+    // Sessions number a node's connections, and each node has its own connection.
     let (_, second) = Tier::member(world).await;
     assert_ne!(second.newest.session, first.newest.session);
 }
@@ -77,7 +77,7 @@ async fn a_mark_does_not_outlive_its_connection(world: &World) {
     let started = Instant::now();
     let renewal = Renewal { stamp: 2, mark: Some(first.newest), known_registry: None, term: TERM };
     let renewed = loop {
-        // The first may be sent on the connection that was cut.
+        // This renewal may be sent on the connection that was cut.
         match tier.store.renew_membership(&volume(), renewal, WITHIN).await {
             Ok(renewed) => break renewed,
             Err(error) => assert!(started.elapsed() < WITHIN, "{error}"),
@@ -87,7 +87,7 @@ async fn a_mark_does_not_outlive_its_connection(world: &World) {
     assert_eq!((renewed.announced, renewed.newest.at), (None, first.newest.at));
     assert!(renewed.newest.session > first.newest.session);
     if !world.gives_claims() {
-        // In a cluster the inbox may be at another node.
+        // In a cluster the inbox may be at another node, whose connection was not cut.
         while tier.ear.missed.load(Ordering::Relaxed) == missed {
             assert!(started.elapsed() < WITHIN);
             tokio::time::sleep(ms(5)).await;
@@ -95,7 +95,8 @@ async fn a_mark_does_not_outlive_its_connection(world: &World) {
     }
 }
 
-/// The registry is small, and without it no change would reach the copies.
+/// When memory is full, members and announcements are still recorded: the registry is small, and without it no change would reach the
+/// copies.
 async fn a_server_without_memory_keeps_the_registry(world: &World) {
     let (one, before) = Tier::member(world).await;
     let two = Tier::new(world).await;
@@ -109,7 +110,7 @@ async fn a_server_without_memory_keeps_the_registry(world: &World) {
     server.run::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
 }
 
-/// The insertion reaches the server later than its caller has waited.
+/// The insertion reaches the server later than its caller has waited, so neither the value nor an announcement may be recorded.
 async fn a_late_insertion_announces_nothing(world: &World) {
     let (tier, first) = Tier::member(world).await;
     let server = world.server_of(key("k").name());
@@ -140,7 +141,7 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
     }
 }
 
-/// Also with a registry and members. The other cases show that the minimal user may do it.
+/// This holds also with a registry and members. The other cases show that the minimal user's rights are enough.
 #[tokio::test]
 async fn a_change_and_its_announcement_are_one_command() {
     let world = World::redis();
@@ -163,7 +164,7 @@ async fn a_change_and_its_announcement_are_one_command() {
     world.check();
 }
 
-/// Without a registry, the script asks for one and does nothing else for the announcement: no further right is needed.
+/// Without a registry, the script only looks for one, so announcements need no right that a fleet without local copies lacks.
 #[tokio::test]
 async fn a_fleet_without_local_copies_needs_no_further_right() {
     let world = World::redis();
@@ -174,14 +175,14 @@ async fn a_fleet_without_local_copies_needs_no_further_right() {
         let none = tier.invalidate(&world, &announcement(false), &key("k"), None).await;
         assert!(matches!(none, Announced::NoRegistry), "{none:?}");
     }
-    // Where there is one, the announcement can not be left out.
+    // Where there is a registry, the change is refused: its announcement must not be left out.
     server.run::<()>(&["HSET", &at("n"), "b", "0"]);
     server.run::<()>(&["PEXPIRE", &at("n"), "60000"]);
     let refused = tier.store.invalidate(&key("k"), None, &announcement(false), WITHIN).await;
     assert_eq!(refused.expect_err("the caller receives the error").kind, StoreErrorKind::Refused);
 }
 
-/// A single node of a cluster, known by its address alone: a script may name keys of one slot only.
+/// The server is a single node of a cluster, and the client knows only its address. Its scripts may name keys of one slot only.
 #[tokio::test]
 async fn a_server_that_splits_keys_receives_the_change_and_its_announcement_separately() {
     let server = RedisServer::with_args(["--cluster-enabled", "yes"]);
@@ -213,7 +214,7 @@ async fn a_server_that_splits_keys_receives_the_change_and_its_announcement_sepa
     world.check();
 }
 
-/// An acknowledgement outside of a runtime is dropped.
+/// An acknowledgement that is sent outside of a runtime is dropped without an error.
 #[test]
 fn an_acknowledgement_without_a_runtime_is_dropped() {
     let client = ::redis::Client::open("redis://127.0.0.1:1/").expect("an address");

@@ -12,11 +12,11 @@ use super::*;
 use crate::support::gate::Counter;
 
 const LOAD: Duration = Duration::from_millis(300);
-/// Long enough that a lease that is never released fails a test.
+/// The lease is so long that a test fails if the lease is never released.
 const LEASE: Duration = Duration::from_secs(50);
 
 listed! {
-    /// The state of the key, and the concurrent events, that the dropped call meets.
+    /// What the dropped call meets: the state of its key, and events at the same time.
     enum Meets, ALL:
         Nothing Fresh Stale StaleIfError Expired AgedEnough LoadHere LoadElsewhere LoadAndWaiters
         LoadThatFails LoadThatPanics LoadThatPanicsHere LoaderThatLeaves ShutdownElsewhere
@@ -58,7 +58,7 @@ fn policy(meets: Meets) -> PolicyBuilder {
     }
 }
 
-/// The latency of a command: with none, a command would be no point to drop a future at.
+/// The latency of a command. Without latency a command would not be an await point, at which a future could be dropped.
 const TRIP: Duration = Duration::from_millis(1);
 
 impl World {
@@ -74,7 +74,7 @@ impl World {
         };
         let mut world = Self { guards, loads, own, beside: Vec::new() };
         world.prepare(meets).await;
-        // Let the tasks reach their loads.
+        // By then the tasks have reached their loads.
         sleep(TRIP * 5).await;
         world
     }
@@ -126,7 +126,7 @@ impl World {
         }
     }
 
-    /// Stores a value of this age.
+    /// Stores a value that is this old.
     async fn stored(&self, age: Duration) {
         self.guards[1].insert("key", &9_u8).await.expect("stored");
         advance(age).await;
@@ -137,7 +137,7 @@ impl World {
         self.beside.push(tokio::spawn(async move { drop(guard.get_or_load(key, load).await) }));
     }
 
-    /// Runs `what` in the middle of a load that begins now.
+    /// Runs `what` in the middle of a load that begins at this moment.
     fn later(&mut self, what: impl Future<Output = ()> + Send + 'static) {
         self.beside.push(tokio::spawn(async move {
             sleep(LOAD / 2).await;
@@ -163,17 +163,17 @@ impl World {
     /// Waits until all tasks have ended, and checks that nothing is left.
     async fn ends_as_before(self, what: &str, shut_down: bool) {
         for begun in self.beside {
-            // A scenario may have aborted its task.
+            // The scenario may have aborted the task.
             let _ = begun.await;
         }
-        // A background load may have begun just now.
+        // A background load may have begun at this moment.
         sleep(LOAD * 4).await;
         self.loads.idle().await;
         for guard in &self.guards {
             assert_eq!(guard.stats().tasks, 0, "{what}: {:?}", guard.stats());
         }
-        // A new caller forces a load, under a cap that sheds: neither the lease nor the permit may be held, or queued for, by a
-        // dropped call.
+        // A new caller forces a load, under a cap that sheds. It shows whether the lease or the permit is still held by a dropped call, or
+        // queued for by one.
         let newcomer = self.guards[usize::from(shut_down)]
             .with_policy(policy(Meets::CapThatSheds).load_timeout(LOAD * 2).build().expect("valid"));
         let started = Instant::now();
@@ -194,7 +194,7 @@ impl World {
                 2
             );
         }
-        // A refresh also announces its value to the processes that keep copies.
+        // The time includes that of announcing the refreshed value to the processes that keep copies.
         assert!(started.elapsed() <= LOAD * 2 + TRIP * 30, "{what}: {:?}", started.elapsed());
         // If another process refreshes, this node keeps a flight without a task for as long as that process has the lease.
         sleep(LEASE).await;
@@ -236,7 +236,7 @@ async fn call(world: &World, call: Call) {
             load().await
         }
     };
-    // The result depends on the situation and is not tested here.
+    // What the call returns depends on the situation, and is not tested here.
     match call {
         Call::GetOrLoad => drop(guard.get_or_load("key", load).await),
         Call::GetOrLoadWith => drop(guard.load("key").get(with).await),
@@ -317,7 +317,7 @@ async fn a_connect_doctor_or_shutdown_that_is_dropped_anywhere_leaves_nothing() 
     in_every_situation(&[Call::Connect, Call::Doctor, Call::Shutdown], 20).await;
 }
 
-/// Several calls at once, each dropped at another point.
+/// There are several calls at once, and each is dropped at another poll.
 #[tokio::test(start_paused = true)]
 async fn concurrent_calls_that_are_dropped_anywhere_leave_nothing() {
     for &meets in ALL {

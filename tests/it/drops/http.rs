@@ -20,7 +20,7 @@ type Req = Request<Full<Bytes>>;
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, std::io::Error>;
 type Inner = BoxCloneSyncService<Req, Response<Body>, std::io::Error>;
 
-/// The origin's response, the stored response and the request.
+/// A situation for the dropped call: the origin's response, the stored response, and the request.
 #[derive(Clone, Copy, Debug)]
 struct Situation {
     name: &'static str,

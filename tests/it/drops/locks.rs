@@ -23,7 +23,7 @@ listed! {
         HolderThatBumps HolderThatExtends MutexHeld PermitsHeld LongQueue
 }
 
-/// Further situations: each fault strikes half of the commands while the holder has the locks.
+/// Further situations. In each, one of these faults strikes half of the commands while the holder has the locks.
 #[cfg(feature = "testing")]
 const FAULTS: &[Fault] = &[
     Fault::ErrorBefore,
@@ -38,11 +38,11 @@ const FAULTS: &[Fault] = &[
 struct World {
     nodes: [Locks; 2],
     beside: Vec<JoinHandle<()>>,
-    /// How late a command without a reply may still arrive.
+    /// By how much a command that received no reply may be late.
     late: Duration,
 }
 
-/// Polls often, and outside of the queue.
+/// A way of waiting that polls at short intervals, and does not queue.
 const POLL: Waiting = Waiting::Poll { interval: Duration::from_millis(25), jitter: 0.0 };
 
 fn mutex(locks: &Locks) -> Mutex {
@@ -63,7 +63,7 @@ fn semaphore_by(locks: &Locks, waiting: Waiting) -> Semaphore {
     semaphore.waiting(waiting).build().expect("valid")
 }
 
-/// Holds the mutex and all permits for a while.
+/// Holds the mutex and all permits for a while. With `dies`, they are never released.
 fn hold(locks: &Locks, dies: bool) -> Vec<JoinHandle<()>> {
     vec![hold_mutex(locks, dies), hold_permits(locks, dies)]
 }
@@ -89,7 +89,7 @@ fn hold_permits(locks: &Locks, dies: bool) -> JoinHandle<()> {
     })
 }
 
-/// Waits for the mutex and for a permit, for `patience` at most, and releases them at once.
+/// Waits for the mutex and for a permit, each for at most `patience`, and releases it at once.
 fn wait(locks: &Locks, patience: Duration) -> Vec<JoinHandle<()>> {
     let (mutex, semaphore) = (mutex(locks), semaphore(locks));
     vec![
@@ -103,7 +103,7 @@ impl World {
         Self::on(MemoryStore::new(), meets).await
     }
 
-    /// A queue behind a holder, on a store with this fault from now on.
+    /// A holder with a queue behind it. From then on the store has this fault.
     #[cfg(feature = "testing")]
     async fn struck(chaos: &ChaosStore, fault: Fault) -> Self {
         let mut world = Self::on(chaos.clone(), Meets::Queue).await;
@@ -138,7 +138,7 @@ impl World {
             Meets::WaitersThatLeave => {
                 beside.extend(hold(elsewhere, false));
                 sleep(ms(1)).await;
-                // They leave at the moment of the hand-over.
+                // These waiters time out at the moment at which the locks are handed over.
                 let waits: Vec<_> = (0..4).flat_map(|waiter| wait(&nodes[waiter % 2], HELD * 2)).collect();
                 beside.push(tokio::spawn(async move {
                     sleep(HELD - ms(1)).await;
@@ -174,14 +174,14 @@ impl World {
         Self { nodes, beside, late: Duration::ZERO }
     }
 
-    /// No lock is held and no waiter is queued: a new caller gets the mutex and every permit at once.
+    /// Checks that no lock is held and no waiter is queued: a new caller gets the mutex and every permit at once.
     async fn ends_as_before(self, what: &str, capacity: u32, closed: bool) {
         for begun in self.beside {
             begun.await.expect("joined");
         }
-        // A lock without a live holder expires within its TTL.
+        // Within its TTL, a lock whose holder has died expires.
         sleep(self.late + TTL + ms(50)).await;
-        // A node with a dropped `close` serves no calls.
+        // If the dropped call was `close`, its node serves no calls any more.
         for locks in &self.nodes[usize::from(closed)..] {
             let started = Instant::now();
             let mut guard = mutex(locks).lock().await.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -218,9 +218,9 @@ async fn call(world: &World, call: Call) {
     let locks = &world.nodes[0];
     let (mutex, semaphore) = (mutex(locks), semaphore(locks));
     let a_while = async |end: Pin<Box<dyn Future<Output = ()> + Send>>| drop(timeout(HELD / 4, end).await);
-    // `None` if the semaphore was deleted.
+    // The permit is `None` if the semaphore was deleted.
     let permit = async || semaphore.acquire(Wait::Forever).await.ok().flatten();
-    // The result depends on the situation and is not tested here.
+    // What the call returns depends on the situation, and is not tested here.
     match call {
         Call::TryLock => drop(mutex.try_lock().await),
         Call::Lock => drop(mutex.lock().await),
@@ -302,7 +302,7 @@ async fn a_lock_call_that_is_dropped_anywhere_keeps_no_lock_and_no_position_in_a
     assert!(drops > CALLS.len(), "{drops} drops are no matrix");
 }
 
-/// Together with [`ALL`], twenty situations.
+/// With those of [`ALL`], these are twenty situations.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_lock_call_that_is_dropped_anywhere_under_store_faults_keeps_no_lock_and_no_position_in_a_queue() {
@@ -334,7 +334,7 @@ async fn a_change_of_capacity_that_is_dropped_anywhere_is_made_or_not() {
             let semaphore = semaphore(&world.nodes[0]);
             let done = dropped(drop, semaphore.add_permits(1)).await.is_some();
             sleep(HELD * 2).await;
-            // A semaphore that was deleted meanwhile is created again with its first capacity.
+            // If the semaphore was deleted meanwhile, it is created again with its first capacity.
             let capacity = semaphore.capacity().await.expect("asks");
             assert!([PERMITS, PERMITS + 1].contains(&capacity), "{name}: {capacity}");
             world.ends_as_before(&format!("{name}, {drop:?}"), capacity, false).await;

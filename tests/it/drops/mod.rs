@@ -1,10 +1,10 @@
-//! Every public future, dropped at each of its polls, in each situation that it may meet (C1 to C9). After every drop a new
-//! caller is served at once, and no flight, task, lease, permit or position in a queue is left.
+//! Every public future is dropped at each of its polls, in each situation that it may meet (C1 to C9). After every drop a new caller is
+//! served at once, and no flight, task, lease, permit or position in a queue is left.
 //!
 //! Most tests run on the in-memory store under a paused clock. `on_redis` runs on a real server, where futures have more await
-//! points. (`src/read_through/leader_tests.rs` tests the task of a flight.)
+//! points. (`tests/unit/read_through/leader_tests.rs` tests the task of a flight.)
 
-/// Declares an enum and the list of all its variants.
+/// Declares an enum, and a list of all its variants.
 macro_rules! listed {
     ($(#[$doc:meta])* enum $name:ident, $all:ident: $($item:ident)+) => {
         $(#[$doc])*
@@ -38,8 +38,8 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Runs `scenario` with a drop at each poll, until its future completes before the drop; returns the number of drops.
-/// No scenario takes longer than two minutes on its clock.
+/// Runs `scenario` with a drop at the first poll, at the second, and so on, until its future completes before the drop. Returns the number
+/// of drops. No scenario takes longer than two minutes on its clock.
 async fn at_every_poll(name: &str, scenario: impl AsyncFn(Drop) -> bool) -> usize {
     let mut drops = 0;
     for drop in [Drop::AtPoll, Drop::AtWake] {

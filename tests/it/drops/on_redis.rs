@@ -1,5 +1,5 @@
-//! Drops of the same futures on a real server, where every command is an await point: a sent command may still run after the
-//! drop, and no caller receives its reply.
+//! Drops of the same futures on a real server, where every command is an await point: a command that was sent may still run after the drop,
+//! and no caller receives its reply.
 
 use futures_util::future::BoxFuture;
 use stampede_guard::lock::{Locks, Mutex, Semaphore, Wait, Waiting};
@@ -12,7 +12,7 @@ use crate::support::probe::{assert_nothing_left, eventually};
 use crate::support::redis_server::RedisServer;
 
 const SOON: Duration = Duration::from_secs(10);
-/// Long enough that a lease that is never released fails a test.
+/// The lease is so long that a test fails if the lease is never released.
 const LEASE: Duration = Duration::from_secs(60);
 const TTL: Duration = Duration::from_secs(60);
 
@@ -125,7 +125,7 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
                 if let Some(beside) = beside {
                     beside.await.expect("joined");
                 }
-                // A new caller on the other node forces a load: it must not wait for a lease that is never released.
+                // A new caller on the other node forces a load. It would have to wait for a lease that was not released.
                 let fresh = guards[1].load(&*key).refresh(|_| async { Ok::<_, String>(2_u8) });
                 let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{name}: a lease was left"));
                 assert_eq!(fresh.expect("a value").value, 2, "{name}");
@@ -141,7 +141,7 @@ async fn a_call_that_is_dropped_anywhere_leaves_nothing() {
         eventually("flights end", SOON, async || (guard.stats().flights, guard.stats().tasks) == (0, 0))
             .await;
     }
-    // A queue that is never removed would outlive its waiters. (Tag ids last for a day and have a TTL.)
+    // A queue that nothing removes would outlast its waiters. (Tag ids last for a day and have a TTL.)
     assert_nothing_left(&server, SOON).await;
 }
 
@@ -234,7 +234,7 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
                 };
                 let call = async {
                     if contended {
-                        // Begin when the other node holds both locks.
+                        // The call begins when the other node holds both locks.
                         let held = async {
                             while !there.0.is_locked().await.is_ok_and(|locked| locked) {
                                 tokio::task::yield_now().await;
@@ -267,7 +267,7 @@ async fn a_lock_that_is_dropped_anywhere_is_free_at_once() {
     assert!(drops > LOCK_CALLS.len() * 2, "{drops} drops are no matrix");
 }
 
-/// A dropped shutdown has released the leases, or still releases them: another process does not wait for their end.
+/// A shutdown that is dropped has released the leases, or still releases them, so another process does not wait for their end.
 #[tokio::test]
 async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
     let server = RedisServer::start();
@@ -282,7 +282,7 @@ async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
         let done = dropped(drop, leaves.shutdown(SOON)).await.is_some();
         let fresh = stays.load(&*key).refresh(|_| async { Ok::<_, String>(2_u8) });
         let fresh = timeout(SOON, fresh).await.unwrap_or_else(|_| panic!("{drop:?}: a lease was left"));
-        // Its own value, or the one of the other node's load.
+        // The newcomer receives the value of its own load, or that of the other node's load.
         assert!([1, 2].contains(&fresh.expect("a value").value), "{drop:?}");
         assert_eq!(leading.await.expect("joined"), Ok(1), "{drop:?}");
         eventually("it ends", SOON, async || (leaves.stats().flights, leaves.stats().tasks) == (0, 0)).await;
@@ -293,7 +293,7 @@ async fn a_shutdown_that_is_dropped_anywhere_leaves_no_lease() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// A release in the background completes. A waiter gets an error, or goes on waiting and gets the lock.
+/// A release that runs in the background completes. A waiter receives an error, or continues to wait and gets the lock.
 #[tokio::test]
 async fn a_close_of_the_locks_that_is_dropped_anywhere_keeps_no_lock() {
     let server = RedisServer::start();

@@ -5,7 +5,7 @@ use stampede_guard::{LoadContext, StampedeGuard};
 
 use super::*;
 
-/// A dropped load counts as a load, but not as a running one.
+/// A load that is dropped counts as a load, but no longer as a running one.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
     let drops = at_every_poll("load", async |drop| {
@@ -17,7 +17,7 @@ async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
         assert!(early.is_none(), "{drop:?}: there was none yet");
         let done = dropped(drop, origin.load("k")).await.is_some();
         assert_eq!((origin.loads("k"), origin.total_most_at_once()), (1, 1), "{drop:?}");
-        // The next load runs alone.
+        // The next load does not run beside the dropped one.
         assert_eq!(origin.load("k").await.ok(), Some(0), "{drop:?}");
         assert_eq!((origin.loads("k"), origin.total_most_at_once()), (2, 1), "{drop:?}");
         waits.await;
@@ -27,7 +27,7 @@ async fn a_load_that_is_dropped_anywhere_does_not_run_on() {
     assert!(drops >= 2, "{drops}");
 }
 
-/// The guard's load goes on, and a dropped wait takes no notification from another wait.
+/// The guard's load continues, and a wait that is dropped takes no notification away from another wait.
 #[tokio::test(start_paused = true)]
 async fn a_wait_for_loads_that_is_dropped_anywhere_does_not_disturb_other_waits() {
     let drops = at_every_poll("wait_for_loads", async |drop| {

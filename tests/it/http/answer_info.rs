@@ -1,4 +1,4 @@
-//! `AnswerInfo` in the extensions of responses: what the guard did, as a value, on each way of an answer.
+//! `AnswerInfo` in the extensions of a response says what the guard did. It is checked on each way to an answer.
 
 use stampede_guard::http::HttpPolicy;
 use stampede_guard::{AnswerInfo, Outcome};
@@ -12,7 +12,7 @@ async fn info(shop: &Shop, request: Req) -> Option<AnswerInfo> {
     shop.clone().oneshot(request).await.unwrap().extensions().get().copied()
 }
 
-/// As (outcome, age, remaining freshness), the times in seconds.
+/// Returns the outcome, the age and the remaining freshness of the response to this request, with the times in seconds.
 async fn outcome_of(shop: &Shop, request: Req) -> (Outcome, u64, u64) {
     let info = info(shop, request).await.expect("an AnswerInfo");
     (info.outcome, info.age.as_secs(), info.fresh_for.as_secs())

@@ -1,4 +1,4 @@
-//! Audits of responses, and the trial of the layer beside a service.
+//! Audits of responses, and trials, in which the layer runs beside a service.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 use tower::{Layer as _, Service, ServiceExt as _};
 
-/// A page, and how often the service was called for it.
+/// A page, and how many times the service was called for it.
 #[derive(Clone, Default)]
 struct Shop {
     page: Arc<AtomicU64>,
@@ -24,7 +24,7 @@ impl Shop {
     async fn answer(self, request: Request<Body>) -> Result<Response<Body>, Infallible> {
         let call = self.calls.fetch_add(1, Ordering::SeqCst);
         let page = self.page.load(Ordering::SeqCst);
-        // The call's number is in the body only on request.
+        // The body contains the number of the call only if the query asks for it.
         let body = match request.uri().query() {
             Some("numbered") => format!("{{\"page\":{page},\"call\":{call}}}"),
             _ => format!("page {page}"),
@@ -58,7 +58,7 @@ async fn page(guard: &StampedeGuard, shop: &Shop, uri: &str) -> String {
 }
 
 async fn audits(guard: &StampedeGuard) -> (u64, u64, u64) {
-    // Audits end, with their grace.
+    // By then audits have ended, including their grace.
     sleep(Duration::from_secs(3)).await;
     let stats = guard.stats();
     (stats.audits_matched, stats.audits_differed, stats.audits_failed)

@@ -6,7 +6,7 @@ use tower::Layer as _;
 
 use super::kit::{Inner, ask, get, policy, request, respond, sent, shop, shop_with, whole};
 
-/// Answers with a link that contains the request's `Host`.
+/// Answers with a link that contains the `Host` of the request.
 fn linking() -> Inner {
     Inner::with(|_, request| Ok(respond(200, &[], whole(format!("http://{}/next", sent(request, "host"))))))
 }
@@ -141,7 +141,7 @@ async fn the_user_headers_of_common_proxies_are_credentials() {
     }
 }
 
-/// Regression: such a request invalidated nothing.
+/// Regression: a request with two hosts invalidated nothing.
 #[tokio::test(start_paused = true)]
 async fn with_one_authority_an_unsafe_request_with_two_hosts_invalidates() {
     let inner = Inner::numbered(|_| ());

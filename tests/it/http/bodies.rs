@@ -18,7 +18,7 @@ use super::kit::{
 
 const CHUNK: usize = 1000;
 
-/// A body of chunks that are always ready; counts the chunks that were taken.
+/// A body of chunks that are always ready. It counts the chunks that were taken.
 struct Chunks {
     left: usize,
     polled: Arc<AtomicUsize>,
@@ -74,7 +74,7 @@ async fn over_max_body_nothing_is_stored_and_waiters_load_for_themselves() {
     assert_eq!(inner.calls(), 20, "each its own");
     assert_eq!(ask(&shop, get("/")).await.body.len(), 100 * CHUNK);
     assert_eq!(inner.calls(), 21, "nothing stored");
-    // Exactly `max_body` is not too long.
+    // A body of exactly `max_body` is not too long.
     let inner = Inner::with(|_, _| Ok(Response::new(chunks(100).0)));
     let shop = shop_with(&inner, policy().max_body(100 * CHUNK));
     ask(&shop, get("/")).await;
@@ -118,7 +118,7 @@ async fn event_streams_and_long_bodies_are_recognized_at_their_head() {
     is_decided_at_the_head("too-big", ("content-length", "99999999999"), false).await;
 }
 
-/// A list of records of known length is no feed, whatever its content type.
+/// A list of records whose length is known is no feed, whatever its content type.
 #[tokio::test(start_paused = true)]
 async fn records_of_known_length_are_one_load_and_stored() {
     let inner = Inner::with_headers(&[("content-type", "application/x-ndjson"), ("etag", "\"1\"")]).held();

@@ -10,8 +10,8 @@ use super::kit::{
     Inner, Req, Shop, all, ask, get, policy, request, respond, send_many, settle, shop, shop_with, whole,
 };
 
-/// Sends a request from `make` before and after a plain GET has been stored: the inner service answers it each time,
-/// and the stored response stays as it is.
+/// Sends a request from `make` before a response to a plain GET is stored, and after that. Each time the inner service answers it, and the
+/// stored response does not change.
 async fn passes(name: &str, remark: &str, make: impl Fn() -> Req) {
     let inner = Inner::numbered(|_| ());
     let shop = shop(&inner);
@@ -51,7 +51,7 @@ async fn headers_of_one_user_one_part_or_one_connection_bypass() {
     for (name, value, reason) in cases {
         let remark = format!("fwd=bypass; detail={reason}");
         passes(name, &remark, || request("GET", "/", &[(name, value)])).await;
-        // An empty header counts as well.
+        // A credential header without a value counts, too.
         if reason == "credentials" {
             passes(name, &remark, || request("GET", "/", &[(name, "")])).await;
         }
@@ -102,7 +102,7 @@ async fn a_request_without_one_plain_host_bypasses() {
     passes("no host", "fwd=bypass; detail=host", absent).await;
     let two_names = || request("GET", "http://a.example/", &[("host", "b.example")]);
     passes("two names", "fwd=bypass; detail=host", two_names).await;
-    // A handler that builds links from `Host` would build them for all clients.
+    // A handler that builds links from this `Host` would build them for all clients.
     let no_name = || request("GET", "http://a.example/", &[("host", "")]);
     passes("a name and none", "fwd=bypass; detail=host", no_name).await;
 }
@@ -138,7 +138,7 @@ async fn the_list_of_credential_headers_can_be_replaced() {
         assert_eq!(seen.text(), (n + 1).to_string());
         assert_eq!(seen.remark(), "fwd=bypass; detail=credentials");
     }
-    // The list replaces the default one.
+    // The policy's list replaces the default list.
     assert_eq!(ask(&shop, request("GET", "/", &[("cookie", "a=b")])).await.text(), "3");
     assert_eq!(ask(&shop, request("GET", "/", &[("authorization", "a")])).await.text(), "3");
     let none = shop_with(&inner, policy().http(HttpPolicy::default().credential_headers([])));
@@ -158,7 +158,7 @@ async fn a_header_is_added_to_the_list_of_credential_headers() {
     }
 }
 
-/// Regression: a credential header that was set before the list was replaced was lost, and the answers were shared.
+/// Regression: a credential header that was set before the list was replaced got lost, and the answers were shared.
 #[tokio::test(start_paused = true)]
 async fn credential_headers_apply_in_any_order_of_setters() {
     fn name(name: &'static str) -> HeaderName {
@@ -203,7 +203,7 @@ async fn a_head_looks_up_and_a_miss_passes_without_a_lease() {
     let gets = send_many(&shop, 5, "/");
     settle().await;
     assert_eq!(inner.loads.running(), 11, "a GET does not wait for a HEAD");
-    // And a HEAD does not wait for a GET in progress.
+    // A HEAD does not wait for a GET in progress either.
     let late = tokio::spawn({
         let shop = shop.clone();
         async move { ask(&shop, request("HEAD", "/", &[])).await }

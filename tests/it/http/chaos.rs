@@ -1,5 +1,5 @@
-//! Clients that leave at every point, resources of every kind, in random order: no client sees another's response or
-//! waits for ever, and nothing is left.
+//! Clients that may leave at every point, and resources of every kind, in random order: no client receives another's response or waits for
+//! ever, and nothing is left over.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ async fn a_leader_dropped_at_any_point_costs_its_waiters_nothing() {
     assert!(finished, "every await was met");
 }
 
-/// A body of these parts, each after a millisecond.
+/// A body of these parts. Each comes a millisecond after the one before.
 fn slow(parts: Vec<String>) -> Boxed {
     let parts = futures_util::stream::unfold(parts.into_iter(), |mut parts| async {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -47,7 +47,7 @@ fn slow(parts: Vec<String>) -> Boxed {
     StreamBody::new(parts).boxed_unsync()
 }
 
-/// The answer of each path; the `n` in it is the number of the call.
+/// The paths of `resources`, each with its own kind of answer. Each answer contains the number of the call.
 const KINDS: [&str; 8] =
     ["/shared", "/cookie", "/sometimes", "/failing", "/broken", "/long", "/error", "/panicking"];
 
@@ -59,7 +59,7 @@ fn resources() -> Inner {
         Ok(match path {
             "/shared" => respond(200, &[("cache-control", "max-age=1")], body()),
             "/cookie" => respond(200, &[("set-cookie", &format!("n={n}"))], body()),
-            // Private at times: a marker that is healed, and a value that a marker replaces.
+            // This answer is private for some calls, so a marker is replaced by a value, and a value by a marker.
             "/sometimes" if n % 3 == 0 => {
                 respond(200, &[("cache-control", "private"), ("x-own", "1")], body())
             }
@@ -114,7 +114,7 @@ async fn client(
 async fn storm(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let inner = resources();
-    // The paths with unshareable answers: the long one is only over `max_body`.
+    // These paths have unshareable answers. The long one is unshareable only because it is over `max_body`.
     let (shops, private): (_, &[_]) = if random.bool() {
         (replicas(2, &inner), &["/cookie"])
     } else {
@@ -136,7 +136,7 @@ async fn storm(seed: u64) {
             timeout(secs(300), client).await.unwrap_or_else(|_| panic!("seed {seed}: a client hangs"));
         match number {
             Ok(number) => *owners.entry(number).or_insert(0) += usize::from(number.is_some()),
-            // If a handler panics for a request outside any flight, that request's task panics.
+            // A handler may panic for a request without a flight. Then the task of that request panics.
             Err(error) => {
                 let panic = error.into_panic();
                 assert_eq!(panic.downcast_ref::<&str>(), Some(&"scripted panic"), "seed {seed}");

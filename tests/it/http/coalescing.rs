@@ -1,4 +1,4 @@
-//! One call of the inner service per URI for any number of clients, and never one answer for two URIs.
+//! One call of the inner service per URI, for any number of clients, and never the same answer for two URIs.
 
 use http::HeaderName;
 use http::uri::Scheme;
@@ -41,8 +41,8 @@ async fn max_waiters_turns_away_no_request_for_an_uncacheable_page() {
     assert_eq!(inner.calls(), 1 + 8);
 }
 
-/// The same on real threads: the marker of the first response may not be stored yet when the next requests come, and a probe may
-/// end at the moment when they join it.
+/// The same on real threads, where two races are possible: when the next requests come, the marker of the first response may not be stored
+/// yet, and a probe may end at the moment when they join it.
 #[test]
 fn max_waiters_turns_away_no_request_for_an_uncacheable_page_on_threads() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build();
@@ -124,7 +124,7 @@ async fn different_uris_are_different_resources_byte_for_byte() {
     let shop = shop(&inner);
     for round in 0..2 {
         for (n, uri) in uris.iter().enumerate() {
-            // The fragment is not sent: the last one is `/a?b` again.
+            // A fragment is not sent, so the last URI is `/a?b` again.
             let number = if *uri == "/a?b#c" { 8 } else { n + 1 };
             assert_eq!(ask(&shop, get(uri)).await.text(), number.to_string(), "{uri}, round {round}");
         }
@@ -149,7 +149,7 @@ async fn hosts_are_different_resources_whatever_their_case_or_default_port() {
     for (host, number) in hosts {
         assert_eq!(ask(&shop, request("GET", "/", &[("host", host)])).await.text(), number, "{host}");
     }
-    // The absolute form names the same resource, with or without a Host.
+    // A request in absolute form is for the same resource, with or without a `Host`.
     assert_eq!(ask(&shop, get("http://a.example/")).await.text(), "1");
     assert_eq!(ask(&shop, request("GET", "http://a.example/", &[("host", "A.EXAMPLE")])).await.text(), "1");
     assert_eq!(ask(&shop, get("https://a.example/")).await.text(), "7");
@@ -179,7 +179,7 @@ async fn namespaces_and_keys_of_loaders_do_not_meet() {
     let guard = |name: &str| StampedeGuard::builder(store.clone()).namespace(name).build().unwrap();
     assert_eq!(ask(&guard("a").layer(inner.clone()), get("/")).await.text(), "1");
     assert_eq!(ask(&guard("b").layer(inner.clone()), get("/")).await.text(), "2");
-    // A loader with the very key of a response gets no response, and the value that it stores is no response.
+    // A loader with the key of a response receives no response, and the value that it stores is never used as one.
     let key = || stampede_guard::http::cache_key(&"http://shop.example/x".parse().unwrap()).unwrap();
     let both = guard("a");
     let number: u8 = both.get_or_load(key(), || async { Ok::<_, String>(7) }).await.unwrap();
@@ -208,7 +208,7 @@ async fn an_invalidated_uri_is_loaded_again_also_during_a_load() {
 
 #[tokio::test(start_paused = true)]
 async fn a_get_without_clients_is_still_stored_once() {
-    // All clients leave before the head is there.
+    // All clients leave before the head has come.
     let inner = Inner::with(|n, _| Ok(respond(200, &[], whole(n.to_string())))).held();
     let shop = shop(&inner);
     let clients = send_many(&shop, 10, "/");
@@ -223,8 +223,7 @@ async fn a_get_without_clients_is_still_stored_once() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// Regression: a key that was made without the guard's policy differed, so the invalidation succeeded and removed
-/// nothing.
+/// Regression: a key that was made without the guard's policy was another one, so its invalidation succeeded and removed nothing.
 #[tokio::test(start_paused = true)]
 async fn a_guard_names_the_key_that_its_policy_stores_under() {
     let tenant = |parts: &KeyParts<'_>| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned);

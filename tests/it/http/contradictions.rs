@@ -38,7 +38,7 @@ async fn a_contradictory_304_is_an_error_once_and_then_the_whole_is_loaded() {
     assert_eq!((hit.text(), hit.remark().as_str()), ("3", "hit; ttl=10"));
 }
 
-/// Regression: each waiter sent its own request: a validation that could not succeed became a stampede.
+/// Regression: each waiter sent its own request, so a validation that could not succeed became a stampede.
 #[tokio::test(start_paused = true)]
 async fn waiters_for_a_contradictory_304_share_one_load_of_the_whole() {
     for (control, first) in [("max-age=10", 502), ("max-age=10, stale-if-error=60", 200)] {

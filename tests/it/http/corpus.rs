@@ -1,4 +1,4 @@
-//! Random exchanges: those that a fuzzer put into its corpus, and generated ones.
+//! Runs exchanges that a fuzzer has put into its corpus, and random ones.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The store's cost of a request: a constant number of commands (C14), and no key without a TTL (C12).
+//! What a request costs the store: a constant number of commands (C14), and no key without a TTL (C12).
 
 use http::Response;
 use stampede_guard::StampedeGuard;
@@ -12,7 +12,7 @@ use crate::support::monitor::Monitor;
 use crate::support::probe::eventually;
 use crate::support::redis_server::RedisServer;
 
-/// Connected shops on a server that has their scripts cached.
+/// Connected services on a server that knows their scripts.
 async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGuard, Shop)> {
     let http = HttpPolicy::default().share_authorized(true);
     let mut shops = Vec::new();
@@ -101,7 +101,7 @@ async fn a_request_costs_the_store_a_constant_number_of_commands() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
-/// C14: the cost is per process, not per client.
+/// C14: the number of commands depends on the number of processes, not of clients.
 #[tokio::test]
 async fn many_clients_at_once_cost_the_store_no_more_than_one() {
     let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));
@@ -129,7 +129,7 @@ async fn many_clients_at_once_cost_the_store_no_more_than_one() {
     assert!(commands.total <= 50, "C14: {:#?}", commands.lines);
 }
 
-/// C12: requests for URIs that are never requested again leave nothing for good.
+/// C12: requests for URIs that are never requested again leave no key that stays for ever.
 #[tokio::test]
 async fn a_flood_of_distinct_uris_leaves_no_key_without_a_ttl() {
     let (server, inner) = (RedisServer::start(), Inner::with(|n, request| Ok(answer(n, request))));

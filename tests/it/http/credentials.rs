@@ -1,4 +1,4 @@
-//! Requests and responses with credentials: a response is its own client's, unless it says that it is for all.
+//! Requests and responses with credentials: a response is for its own client only, unless it says that it is for all.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn personal(control: &'static str) -> Inner {
     })
 }
 
-/// A1: three directives, with and without the option, in strict mode, and none of the directives.
+/// A1: the cases are three directives and none of them, with and without the option, and in strict mode.
 #[tokio::test(start_paused = true)]
 async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say_so() {
     let policies = [
@@ -53,8 +53,8 @@ async fn an_authorized_response_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
-/// Regression: tag ids lasted for a day, whatever the origin said, and the response was loaded again after that. Both
-/// for a load that others share, and for a separate load until the response allows sharing.
+/// Regression: tag ids were kept for a day, whatever the origin said, so the response was loaded again after that. This holds both for a
+/// load that others share, and for a load that is separate until the response allows sharing.
 #[tokio::test(start_paused = true)]
 async fn a_tagged_response_is_stored_for_its_lifetime() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -69,7 +69,7 @@ async fn a_tagged_response_is_stored_for_its_lifetime() {
     }
 }
 
-/// A1: a response stored for all is not sent to a client that may be due another one.
+/// A1: a response that was stored for all may not be sent to a client with credentials, which may have to receive another one.
 #[tokio::test(start_paused = true)]
 async fn a_response_stored_without_credentials_is_for_users_if_it_says_so() {
     for (http, control, is_served) in [
@@ -113,7 +113,7 @@ async fn a_response_to_a_cookie_is_for_others_if_the_policy_and_the_response_say
     }
 }
 
-/// A3: two clients; the second must not see the first client's cookie.
+/// A3: of two clients, the second must not receive the first one's cookie.
 #[tokio::test(start_paused = true)]
 async fn a_cookie_that_is_set_is_for_others_if_the_policy_and_the_response_say_so() {
     for (http, control, shared) in [
@@ -136,7 +136,7 @@ async fn a_cookie_that_is_set_is_for_others_if_the_policy_and_the_response_say_s
     }
 }
 
-/// Users with either kind of credentials, all in flight at once.
+/// Sends requests of users with either kind of credentials. All of them are in flight at once.
 fn mixed(shops: &[Shop], users: usize) -> Vec<(String, JoinHandle<Seen>)> {
     let mut waiting = Vec::new();
     for n in 0..users {
@@ -170,7 +170,7 @@ async fn a_users_response_reaches_no_other_client_and_lets_the_others_coalesce()
     let seen = all(plain).await;
     assert!(seen.iter().all(|one| one.text() == seen[0].text() && one.text().starts_with(' ')));
     assert_eq!(inner.calls(), 12 + 1);
-    // No marker delays them: they coalesce now, and hit.
+    // No marker delays these clients: they coalesce in this wave, and hit in the next.
     for shop in &shops {
         assert!(ask(shop, get("/")).await.remark().starts_with("hit"));
     }
@@ -191,7 +191,7 @@ async fn a_later_wave_without_credentials_is_one_load(inner: &Inner, shops: &[Sh
     assert_eq!(inner.calls() - before, 1);
 }
 
-/// Clients of two replicas, with credentials and without, while the load takes `took`; and later clients.
+/// Clients of two replicas, with credentials and without, come while a load runs, which takes `took`; others come later.
 async fn one_load_for_all(took: Duration) {
     for control in SHAREABLE {
         let inner = personal(control).held();
@@ -220,14 +220,14 @@ async fn a_public_response_to_credentials_is_one_load_and_stored_for_all() {
     one_load_for_all(Duration::ZERO).await;
 }
 
-/// The resource's lease too is renewed for as long as the load takes.
+/// For such a load the lease of the resource is renewed, too, for as long as the load takes.
 #[tokio::test(start_paused = true)]
 async fn a_load_longer_than_the_lease_is_stored_for_all() {
     one_load_for_all(Duration::from_secs(5)).await;
 }
 
-/// A client that comes after an invalidation does not read a response that began before. Such readers wait on the key
-/// of the leader's credentials, which an invalidation of the resource does not reach.
+/// A client that comes after an invalidation must not read a response whose load began before it. Readers with credentials wait under the
+/// key of the leader's credentials, which an invalidation of the resource does not reach.
 #[tokio::test(start_paused = true)]
 async fn an_incomplete_response_to_credentials_is_not_for_clients_after_an_invalidation() {
     let (feed, body) = Feed::new();
@@ -249,7 +249,7 @@ async fn an_incomplete_response_to_credentials_is_not_for_clients_after_an_inval
     assert_eq!(bob.await.unwrap().text(), "new");
 }
 
-/// A response loaded for a user may not be stored over an invalidation that came meanwhile.
+/// A load for a user may not be stored if the resource was invalidated since it began.
 #[tokio::test(start_paused = true)]
 async fn a_users_load_is_not_stored_after_an_invalidation() {
     let inner = personal("public, max-age=60").held();
@@ -283,7 +283,7 @@ async fn a_private_cache_separates_users() {
         assert!(hit.text().starts_with("ann ") && hit.remark().starts_with("hit"), "{}", hit.remark());
         let seen = ask(&shop, get("http://api.example/me")).await;
         assert!(seen.text().starts_with(' '), "{control}: and so is one without credentials");
-        // A user's change removes the response for that user.
+        // A change by a user removes the response that is stored for that user.
         ask(&shop, request("PUT", "http://api.example/me", &[("authorization", "ann")])).await;
         assert!(ask(&shop, of("ann")).await.remark().starts_with("fwd=uri-miss"), "{control}");
         assert!(ask(&shop, of("bob")).await.remark().starts_with("hit"), "{control}");

@@ -10,7 +10,7 @@ fn with(control: &str) -> Req {
     request("GET", "/", &[("cache-control", control)])
 }
 
-/// A11: clients that force loads cause one load at a time, and cost other clients nothing.
+/// A11: clients that force loads cause only one load at a time, and other clients are served from the store meanwhile.
 #[tokio::test(start_paused = true)]
 async fn no_cache_joins_one_load_and_readers_are_served_meanwhile() {
     let inner = Inner::numbered(|_| ());
@@ -54,8 +54,8 @@ async fn an_insisting_client_gets_a_load_that_began_after_its_request() {
     assert_eq!(ask(&shop, both).await.text(), "4");
 }
 
-/// The look-up fails, so the guard does not see that the stored response is one that the client refuses. The response
-/// is loaded, without the store, and also if the store is back a moment later.
+/// The look-up fails, so the guard does not see that the client refuses the stored response. The client's request is loaded without the
+/// store, even if the store is back a moment later.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_insisting_client_receives_no_stored_response_after_a_failed_look_up() {
@@ -92,7 +92,7 @@ async fn the_policy_can_ignore_insisting_clients() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_limits_age_and_staleness() {
-    // The age of the stored response, the request, and whether the request accepts it. Fresh for 30 s.
+    // For each case: the age of the stored response, the request, and whether the request accepts the response, which is fresh for 30 s.
     let cases = [
         (10, "max-age=10", true),
         (11, "max-age=10", false),
@@ -107,7 +107,7 @@ async fn a_request_limits_age_and_staleness() {
         (35, "max-stale=10, no-cache", false),
     ];
     for (age, control, content) in cases {
-        // Stored beyond its freshness, because it can be validated.
+        // This response is stored for longer than it is fresh, because it can be validated.
         let inner = Inner::with_headers(&[("cache-control", "max-age=30"), ("etag", "\"a\"")]);
         let shop = shop(&inner);
         ask(&shop, get("/")).await;

@@ -6,7 +6,7 @@ use super::kit::{
     Inner, Req, all, ask, get, policy, replicas, request, respond, send, sent, settle, shop, shop_with, whole,
 };
 
-/// Encodes for clients that accept gzip, without a `Vary`.
+/// Encodes for clients that accept gzip, without a `Vary` in the response.
 fn precompressed() -> Inner {
     Inner::with(|n, request| {
         let headers = [("content-encoding", "gzip")];
@@ -61,7 +61,7 @@ async fn strictly_an_encoded_response_is_for_all_unless_it_says_otherwise() {
     assert_eq!(ask(&shop, get("/")).await.text(), "1");
 }
 
-/// Regression: sixty-four invented codings made as many variants, and left no room for a browser's.
+/// Regression: sixty-four invented codings made sixty-four variants, and left no room for a browser's.
 #[tokio::test(start_paused = true)]
 async fn invented_codings_make_no_variants() {
     let inner = Inner::with_headers(&[("vary", "accept-encoding")]);
@@ -75,7 +75,7 @@ async fn invented_codings_make_no_variants() {
     assert_eq!(ask(&shop, takes("br, gzip")).await.text(), "2", "a browser's");
 }
 
-/// An origin that searches for the letters encodes for requests that do not accept the coding.
+/// An origin that only searches the header for the letters also encodes for requests that do not accept the coding.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_is_encoded_by_chance_is_its_own_clients_only() {
     let shop = shop(&precompressed());
@@ -102,7 +102,7 @@ async fn requests_with_misleading_codings_delay_no_others() {
     assert_eq!(inner.calls(), 8 + 1);
 }
 
-/// An origin that encodes with a coding that no registry has.
+/// An origin encodes with a coding that is in no registry.
 #[tokio::test(start_paused = true)]
 async fn a_response_in_an_invented_coding_is_its_own_clients_only() {
     let inner = Inner::with(|n, request| {

@@ -47,7 +47,7 @@ async fn a_load_that_takes_longer_than_load_timeout_is_504_for_all() {
     for seen in seen {
         assert_eq!((seen.status, seen.remark().as_str()), (504, "fwd=miss; detail=timeout"));
         assert_eq!(seen.header("cache-control"), Some("no-store"));
-        // A request with a cookie bypasses the guard and succeeds: only this text shows the operator the difference.
+        // A request with a cookie bypasses the guard and succeeds, so only this text shows the operator the difference.
         assert!(seen.text().contains("load_timeout"), "{}", seen.text());
     }
     settle().await;
@@ -133,7 +133,7 @@ async fn a_guard_that_is_shut_down_serves_all_requests_uncoordinated() {
     assert_eq!((head.text(), head.remark().as_str()), ("3", "fwd=miss; detail=head"));
 }
 
-/// Regression: this came as a 502, because the callback that hands the error over was dropped on this path.
+/// Regression: the error came as a 502, because the callback that hands it over was dropped on this path.
 #[tokio::test(start_paused = true)]
 async fn the_inner_services_error_is_untouched_without_coordination() {
     let inner = Inner::with(|_, _| Err(Down("no route".to_owned())));

@@ -32,7 +32,7 @@ pub(crate) const ROLES: &[Role] = &[("http.serve", serve)];
 pub(super) const PROCESSES: usize = 4;
 pub(super) const CLIENTS: usize = 50;
 const MAX_BODY: usize = 64 * 1024;
-/// As in `fleet`: nothing may time out on such a busy machine.
+/// As in `fleet`, nothing must time out, although the machine is very busy.
 const LEASE: Duration = Duration::from_secs(8);
 
 #[derive(Serialize, Deserialize)]
@@ -41,7 +41,7 @@ struct Config {
     origin: String,
 }
 
-/// One process: an axum server with a handler that asks the test's origin.
+/// One process: an axum server whose handler loads from the test's origin.
 fn serve(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
@@ -61,7 +61,7 @@ fn serve(mut child: Child) -> BoxFuture<'static, ()> {
         child.report().event_with("addr", &addr.to_string());
         child.wait_go().await;
         let deadline = tokio::time::Instant::now() + secs(60);
-        // A flight may stay for at most a lease while another process refreshes.
+        // A flight may stay for up to a lease while another process refreshes.
         let is_busy = || guard.stats().tasks > 0 || guard.stats().flights > 0;
         while is_busy() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -70,7 +70,7 @@ fn serve(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Notifies the parent when all clients of this process wait for the one load.
+/// Reports to the parent once all clients of this process wait for the one load.
 async fn arrive(
     State((arrived, guard, report)): State<(Arc<AtomicUsize>, StampedeGuard, Report)>,
     request: Request,
@@ -78,12 +78,12 @@ async fn arrive(
 ) -> Response {
     let is_of_the_wave = request.headers().contains_key("x-client");
     let mut response = Box::pin(next.run(request));
-    // Polls until the look-up is in flight: a request that has not begun its look-up could come after the load and begin
-    // another one.
+    // Polls until the look-up is in flight. Otherwise this request could begin its look-up after the load has ended, and begin another
+    // load.
     let answer = futures_util::poll!(&mut response);
     if is_of_the_wave && arrived.fetch_add(1, Ordering::SeqCst) + 1 == CLIENTS {
         tokio::spawn(async move {
-            // A request's read may wait behind a read in flight; commands sent after both are answered after both.
+            // The request's read may wait behind a read in flight. A command that is sent after both is answered after both.
             for _ in 0..3 {
                 guard.get::<Bytes>("all are here").await.expect("answered");
             }
@@ -116,8 +116,8 @@ async fn handle(State(origin): State<String>, request: Request) -> Response {
     }
 }
 
-/// One client's answer: its number, the status, its cookie, and the text without padding. No text if the body broke,
-/// and status 0 if not even the head arrived.
+/// What one client received: its number, the status, its cookie, and the text without padding. The text is `None` if the body broke, and
+/// the status is 0 if not even the head arrived.
 pub(super) type Saw = (usize, u16, Option<String>, Option<String>);
 
 /// A fleet with its store and its origin.
@@ -154,7 +154,7 @@ impl Servers {
             let (name, value) = with(n);
             let request = request.header(name, value).body(Full::<Bytes>::default()).unwrap();
             tokio::spawn(async move {
-                // If the body breaks at once, the connection may close before the head arrives.
+                // If the body breaks at once, the server may close the connection before the head arrives.
                 let Ok(response) = client().request(request).await else { return (n, 0, None, None) };
                 let (head, body) = response.into_parts();
                 let cookie = head.headers.get("set-cookie").map(|cookie| cookie.to_str().unwrap().to_owned());
@@ -170,7 +170,7 @@ impl Servers {
         clients
     }
 
-    /// Waits until every process but the leader's waits in the queue of the one lease.
+    /// Waits until each process but the leader's has queued for the one lease.
     pub(super) async fn all_wait(&self) {
         let queued = async || {
             let queues = self.redis.keys().into_iter().filter(|key| key.starts_with("sg1:q:"));
@@ -179,7 +179,7 @@ impl Servers {
         eventually_eq("all processes wait", secs(30), PROCESSES - 1, queued).await;
     }
 
-    /// All answers, once no key and no task is left.
+    /// Waits until no key and no task is left, and returns all answers.
     pub(super) async fn end(&self, clients: Vec<JoinHandle<Saw>>, outcome: &str) -> Vec<Saw> {
         let released = Instant::now();
         let saw = join_all(clients).await.into_iter().map(|saw| saw.unwrap()).collect();
@@ -193,7 +193,7 @@ impl Servers {
     }
 }
 
-/// One wave of all clients: their answers, and the number of loads at the origin.
+/// Sends one wave of all clients. Returns their answers, and the number of loads at the origin.
 async fn wave(outcome: &str) -> (Vec<Saw>, usize) {
     let servers = Servers::start().await;
     servers.origin.script(outcome, [Answer::value("v").held().after(Duration::from_millis(100))]);

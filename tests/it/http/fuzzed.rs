@@ -10,7 +10,7 @@
 //! content
 //! ```
 //!
-//! Self-contained, because the fuzz target in `fuzz/` compiles this very file.
+//! This file is self-contained, because the fuzz target in `fuzz/` compiles it, too.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -30,7 +30,7 @@ use stampede_guard::http::{HttpPolicy, explain};
 use stampede_guard::{Policy, StampedeGuard};
 use tower::{Layer as _, Service, ServiceExt as _};
 
-/// A request, and the answer to it and to all later requests.
+/// A request, and the answer that the inner service gives to it and to all later requests.
 struct Exchange {
     method: Method,
     uri: Uri,
@@ -70,7 +70,7 @@ impl Exchange {
         request
     }
 
-    /// A GET of the same resource by a client without credentials.
+    /// A GET of the same resource by another client, without credentials.
     fn strangers(&self) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::default());
         *request.uri_mut() = self.uri.clone();
@@ -96,7 +96,7 @@ impl Exchange {
         self.response.contains_key(SET_COOKIE) || says(b"no-store") || says(b"private")
     }
 
-    /// Whether `explain` judges exactly this answer, and nothing else affects the outcome.
+    /// Whether `explain` judges exactly this answer, and nothing else decides what the guard does.
     fn is_plain(&self) -> bool {
         let asks_more = |name: &HeaderName| {
             [CACHE_CONTROL, PRAGMA, RANGE].contains(name) || name.as_str().starts_with("if-")
@@ -122,7 +122,7 @@ fn headers<'t>(line: &mut impl FnMut() -> &'t [u8]) -> HeaderMap {
     }
 }
 
-/// Always gives the same answer, and counts its calls.
+/// An inner service that always gives the same answer, and counts its calls.
 #[derive(Clone)]
 struct Inner(Arc<Exchange>, Arc<AtomicUsize>);
 
@@ -191,7 +191,7 @@ where
     let (method, fields) = (request.method().clone(), request.headers().clone());
     let Ok(answer) = service.clone().oneshot(request).await;
     let (head, body) = answer.into_parts();
-    // A broken body is not whole, and its client knows.
+    // If the body breaks, it is not whole, and its client receives the error.
     let Ok(body) = body.collect().await else { return };
     let body = body.to_bytes();
     let is_hit = head

@@ -1,4 +1,4 @@
-//! Updates of a stored GET response by the answer to a HEAD (RFC 9111, 4.3.5).
+//! The answer to a HEAD may update the stored response to a GET (RFC 9111, 4.3.5).
 
 use http::Method;
 
@@ -29,7 +29,7 @@ fn head() -> super::kit::Req {
     request("HEAD", "/", &[])
 }
 
-/// Shops of two processes with a stored response that is stale.
+/// Two processes, and a stored response that is stale.
 async fn stale(inner: &Inner) -> Vec<Shop> {
     let shops = replicas(2, inner);
     ask(&shops[0], get("/")).await;
@@ -48,7 +48,7 @@ async fn a_head_of_the_same_representation_freshens_the_stored_response() {
     assert_eq!(inner.calls(), 2);
 }
 
-/// Any client may send HEADs, as often as it likes: if no validator confirms the stored body, it grows old.
+/// Any client may send any number of HEADs. Only an answer whose validator matches the stored body's may make the body fresh again.
 #[tokio::test(start_paused = true)]
 async fn a_head_without_a_validator_prolongs_nothing() {
     for of_head in [&[("cache-control", "max-age=60")][..], &[("content-length", "1"), ("etag", "")]] {
@@ -70,7 +70,7 @@ async fn a_head_without_a_validator_prolongs_nothing() {
     }
 }
 
-/// A stored 404 says that there is nothing; the headers of the new resource do not belong to it.
+/// A stored 404 says that there is no resource. If a HEAD finds one, its headers do not belong to the 404.
 #[tokio::test(start_paused = true)]
 async fn a_head_of_a_resource_that_is_back_invalidates_a_stored_failure() {
     let inner = Inner::with(|n, request| {
@@ -86,7 +86,7 @@ async fn a_head_of_a_resource_that_is_back_invalidates_a_stored_failure() {
     assert_eq!((seen.status, seen.text()), (200, "3"));
 }
 
-/// The HEAD gives the length of the whole, which says nothing about a part.
+/// A HEAD reports the length of the whole, which says nothing about a stored part.
 #[tokio::test(start_paused = true)]
 async fn a_head_leaves_a_stored_part_alone() {
     let inner = Inner::with(|_, request| {
@@ -129,7 +129,7 @@ async fn a_head_that_fails_changes_nothing() {
     }
 }
 
-/// A user's headers are not merged into the response for others, and say nothing about it.
+/// A user's headers are not merged into the response for others, and do not invalidate it.
 #[tokio::test(start_paused = true)]
 async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() {
     let opened = || HttpPolicy::default().share_authorized(true).share_cookies(true);
@@ -138,7 +138,7 @@ async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() 
         (&[("etag", "\"of alice\""), ("cache-control", "max-age=30"), ("x-a", "alice")], "1"),
         (&[("etag", TAG), ("cache-control", "public, max-age=30"), ("x-a", "all")], "all"),
     ];
-    // Strictly, a cookie is no credential.
+    // In strict mode a cookie is no credential.
     let policies =
         [(HttpPolicy::strict(), "authorization"), (opened(), "authorization"), (opened(), "cookie")];
     for (http, credentials) in policies {
@@ -155,7 +155,7 @@ async fn a_head_with_credentials_changes_nothing_unless_its_answer_is_for_all() 
     }
 }
 
-/// A HEAD, slow or abandoned, must not be what other requests wait for.
+/// A HEAD may be slow, and its client may leave: no other request may wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_head_in_progress_or_abandoned_delays_no_get() {
     for abandoned in [false, true] {

@@ -1,4 +1,4 @@
-//! Regression tests: situations that sent every waiting request to the handler at once.
+//! Regression tests of situations in which every waiting request went to the handler at the same time.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// 400 handlers ran for 400 requests, in two processes, when a tag was invalidated faster than the handler answered.
+/// Regression: when a tag was invalidated faster than the handler answered, 400 handlers ran for 400 requests, in two processes.
 #[tokio::test(start_paused = true)]
 async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
     let (store, calls) = (MemoryStore::new(), Counter::default());
@@ -34,7 +34,7 @@ async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
     let requests = join_all((0..400).map(|n| {
         let shop = &shops[n % 2];
         async move {
-            // Half of them come while the first handler runs.
+            // Half of the requests come while the first handler runs.
             sleep(ms(150) * (n as u32 / 2 % 2)).await;
             ask(shop, get("/")).await
         }
@@ -51,7 +51,7 @@ async fn a_tag_that_changes_faster_than_the_handler_answers_is_no_herd() {
     assert!(calls.most_at_once() <= 2, "one in each process");
 }
 
-/// The deadline of a shutdown sent all requests that waited for another process's load to the handler: 400 of 400.
+/// Regression: at the deadline of a shutdown, all requests that waited for another process's load went to the handler: 400 of 400.
 #[tokio::test(start_paused = true)]
 async fn requests_waiting_at_a_shutdown_share_one_call() {
     let (store, there, here) =

@@ -22,7 +22,7 @@ fn client() -> Client<HttpConnector, Full<Bytes>> {
     Client::builder(TokioExecutor::new()).http2_only(true).build_http()
 }
 
-/// Answers behind the gate, in the request's language.
+/// A service that answers in the request's language once the gate is open.
 fn app(gate: &Gate, loads: &Counter, guard: &StampedeGuard) -> Router {
     let (gate, loads) = (gate.clone(), loads.clone());
     let handler = move |request: Request| async move {
@@ -59,7 +59,7 @@ async fn fifty_streams_of_one_connection_are_one_load_for_each_variant() {
         assert_eq!((version, text), (Version::HTTP_2, Bytes::from(language)));
     }
     assert_eq!(loads.started(), 2);
-    // An HTTP/1.1 request has its host in a header, and finds the same response.
+    // An HTTP/1.1 request, which has its host in a header, finds the same response.
     let request = http::Request::get(format!("http://{addr}/")).header("accept-language", "de");
     let hit = super::sockets::client().request(request.body(Full::default()).unwrap()).await.unwrap();
     assert!(hit.headers()["cache-status"].to_str().unwrap().contains("; hit; ttl="), "{:?}", hit.headers());

@@ -1,4 +1,4 @@
-//! A useful stored response is not lost to an answer that is not stored.
+//! A stored response that is still useful is not replaced or removed because of an answer that is not stored.
 
 use stampede_guard::http::HttpPolicy;
 
@@ -12,8 +12,8 @@ fn reload(headers: &[(&str, &str)]) -> Req {
     request("GET", "/", &all)
 }
 
-/// One client's reload during a failure of the origin, or with an answer about that request only, does not affect the
-/// others.
+/// One client forces a reload, and the origin fails, or answers only that client's request. The other clients are still served the stored
+/// response.
 #[tokio::test(start_paused = true)]
 async fn a_fresh_response_outlives_a_failed_or_refused_reload() {
     for (status, header) in [
@@ -38,8 +38,7 @@ async fn a_fresh_response_outlives_a_failed_or_refused_reload() {
     }
 }
 
-/// A refresh with an answer that can not be shared keeps the stored response, and the origin is called again only after
-/// the back-off.
+/// If a refresh brings an answer that cannot be shared, the stored response stays, and the origin is called again only after the back-off.
 #[tokio::test(start_paused = true)]
 async fn a_stale_response_outlives_a_refresh_with_an_unshareable_answer() {
     let inner = Inner::with(|n, _| {
@@ -62,7 +61,7 @@ async fn a_stale_response_outlives_a_refresh_with_an_unshareable_answer() {
     }
 }
 
-/// All variants are found through the entry of one of them, so an error that says nothing about the resource may not replace the entry.
+/// All variants are found through the entry of one of them. An error that says nothing about the resource must not replace that entry.
 #[tokio::test(start_paused = true)]
 async fn the_other_variants_outlive_an_error_of_the_variant_stored_at_the_resource() {
     for status in [429, 500] {
@@ -86,7 +85,7 @@ async fn the_other_variants_outlive_an_error_of_the_variant_stored_at_the_resour
     }
 }
 
-/// A reload of a part does not remove the whole for other clients.
+/// When a client reloads a part, the stored whole stays for other clients.
 #[tokio::test(start_paused = true)]
 async fn a_stored_whole_outlives_a_reload_of_a_part() {
     let inner = Inner::with(|_, request| {
@@ -106,15 +105,15 @@ async fn a_stored_whole_outlives_a_reload_of_a_part() {
             assert_eq!(ask(shop, get("/")).await.text(), "0123456789");
         }
         assert_eq!(inner.calls(), before + 2);
-        // When it is stale, it is still validated.
+        // Even when the whole is stale, it is still validated.
         tokio::time::sleep(secs(61)).await;
         ask(&shops[1], request("GET", "/", &[("range", "bytes=0-0")])).await;
         ask(&shops[0], get("/")).await;
     }
 }
 
-/// A stale whole can stand in for a failure or be validated. A single byte of it, which any client may request, can do
-/// neither.
+/// A stale whole can be validated, or stand in for a failure. A part cannot, though it may have a single byte and any client may request
+/// it, so it must not replace the whole.
 #[tokio::test(start_paused = true)]
 async fn a_stale_whole_outlives_a_part_that_can_not_be_joined_to_it() {
     let part = || request("GET", "/", &[("range", "bytes=0-0")]);
@@ -161,7 +160,7 @@ async fn a_stale_whole_does_not_prevent_storing_parts_of_its_successor() {
     });
     let shops = replicas(2, &inner);
     ask(&shops[0], get("/")).await;
-    // Beyond the time in which it may stand in.
+    // By then the stale whole may no longer stand in for a failure.
     tokio::time::sleep(secs(80)).await;
     for shop in &shops {
         for _ in 0..2 {

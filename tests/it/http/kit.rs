@@ -49,7 +49,7 @@ type Answers = dyn Fn(usize, &Req) -> Result<Response<Boxed>, Down> + Send + Syn
 pub(super) struct Inner {
     pub(super) loads: Counter,
     pub(super) gate: Gate,
-    /// Where the first call waits instead, if it has its own gate.
+    /// A separate gate for the first call, if there is one.
     pub(super) first: Option<Gate>,
     number: Arc<AtomicUsize>,
     answers: Arc<Answers>,
@@ -80,13 +80,13 @@ impl Inner {
         })
     }
 
-    /// As [`numbered`](Self::numbered), with these headers.
+    /// Like [`numbered`](Self::numbered), with these headers in each answer.
     pub(super) fn with_headers(headers: &[(&'static str, &'static str)]) -> Self {
         let headers = headers.to_vec();
         Self::numbered(move |response| add(response, &headers))
     }
 
-    /// Gives these answers in turn.
+    /// Gives these answers, one per call.
     pub(super) fn in_turn(answers: impl IntoIterator<Item = Response<Boxed>>) -> Self {
         let answers: Mutex<VecDeque<_>> = Mutex::new(answers.into_iter().collect());
         Self::with(move |n, _| {
@@ -144,7 +144,7 @@ impl Service<Req> for Inner {
     }
 }
 
-/// Exact lifetimes: no jitter.
+/// A policy without jitter, so that lifetimes are exact.
 pub(super) fn policy() -> PolicyBuilder {
     Policy::builder().ttl_jitter(0.0)
 }
@@ -163,7 +163,7 @@ pub(super) fn shop_with(inner: &Inner, policy: PolicyBuilder) -> Shop {
     tower::Layer::layer(&guard, inner.clone())
 }
 
-/// The same resource behind several guards, as in several processes.
+/// The same inner service behind several guards on one store, as in several processes.
 pub(super) fn replicas(n: usize, inner: &Inner) -> Vec<Shop> {
     replicas_with(n, inner, policy())
 }
@@ -208,7 +208,7 @@ fn add(response: &mut Response<Boxed>, headers: &[(&str, &str)]) {
     }
 }
 
-/// A body that yields what the test sends. Dropping the feed ends the body.
+/// Sends frames to a body. Dropping the feed ends the body.
 pub(super) struct Feed(mpsc::UnboundedSender<Result<Frame<Bytes>, Down>>);
 
 impl Feed {
@@ -222,7 +222,7 @@ impl Feed {
         let _ = self.0.send(Ok(Frame::data(Bytes::copy_from_slice(text.as_bytes()))));
     }
 
-    /// Whether the body was dropped.
+    /// Whether the reader has dropped the body.
     pub(super) fn is_left(&self) -> bool {
         self.0.is_closed()
     }
@@ -237,7 +237,7 @@ impl Feed {
     }
 }
 
-/// A response read to its end.
+/// A response whose body was read to its end.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) status: u16,
@@ -280,7 +280,7 @@ where
     }
 }
 
-/// One request, and its whole response.
+/// Sends one request, and reads the whole response.
 pub(super) async fn ask<S, B>(service: &S, request: Req) -> Seen
 where
     S: Service<Req, Response = Response<B>> + Clone,
@@ -322,8 +322,7 @@ pub(super) async fn all(clients: Vec<JoinHandle<Seen>>) -> Vec<Seen> {
     seen
 }
 
-/// Waits until nothing can happen any more except by a timer. Under a paused clock only: the clock moves when every
-/// task is idle.
+/// Waits until nothing more can happen except by a timer. Use it only under a paused clock, which moves when every task is idle.
 pub(super) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }

@@ -8,7 +8,7 @@ use super::kit::{
 };
 use crate::support::warnings::Warnings;
 
-/// Asks for a resource with these headers now, at `seconds - 1` and at `seconds`: hits until then.
+/// Checks that a response with these headers is a hit until it is `seconds` old: asks now, at `seconds - 1` and at `seconds`.
 async fn lasts(status: u16, headers: Vec<(&'static str, String)>, seconds: u64) {
     let case = format!("{status} {headers:?}");
     let body = move |n: usize| if status == 204 { Boxed::default() } else { whole(n.to_string()) };
@@ -91,7 +91,7 @@ async fn s_maxage_stands_above_max_age_above_expires() {
 
 #[tokio::test(start_paused = true)]
 async fn expires_counts_from_date_and_age_shortens() {
-    // The origin's clock is an hour ahead: only the difference counts.
+    // The origin's clock is an hour ahead, so only the difference between both dates counts.
     lasts(200, vec![("date", date(3600)), ("expires", date(3620))], 20).await;
     let mut aged = control("max-age=30");
     aged.push(("age", "10".to_owned()));
@@ -130,7 +130,7 @@ async fn shared_with_the_wave_and_says(
     assert_eq!(ask(&shops[1], get("/")).await.text(), "3", "{case}: not stored");
 }
 
-/// The result left for other processes has a size limit; of a failure the status is enough.
+/// The outcome that other processes read has a size limit. Of a long failure it contains only the status.
 #[tokio::test(start_paused = true)]
 async fn waiters_of_other_processes_get_a_long_failure_as_its_status() {
     let inner = Inner::with(|_, _| Ok(respond(500, &[], whole("x".repeat(100_000))))).held();
@@ -145,7 +145,7 @@ async fn waiters_of_other_processes_get_a_long_failure_as_its_status() {
     assert_eq!(inner.calls(), 1, "no convoy of retries");
 }
 
-/// A12
+/// A12: a failure answers the requests that wait for it, and no later one.
 #[tokio::test(start_paused = true)]
 async fn failures_of_the_server_are_shared_with_the_wave_only() {
     for status in [500, 501, 502, 503, 504, 599] {
@@ -154,8 +154,8 @@ async fn failures_of_the_server_are_shared_with_the_wave_only() {
     }
 }
 
-/// For a request without a body, a 408 is a timeout of the server: tower-http's `TimeoutLayer` sends one by default.
-/// Regression: it was taken for the client's fault, and each waiter for a slow handler called it at once.
+/// A 408 to a request without a body is a timeout of the server: tower-http's `TimeoutLayer` sends one by default. Regression: it counted
+/// as the client's fault, so each waiter for a slow handler called the handler at once.
 #[tokio::test(start_paused = true)]
 async fn a_408_is_shared_with_the_wave_as_a_504_is() {
     shared_with_the_wave_only("408", 408, Vec::new()).await;
@@ -192,7 +192,7 @@ async fn a_shared_response_keeps_its_age() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// The same when nothing is stored because the store is down.
+/// The waiter receives the same age if nothing is stored, because the store is down.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_response_shared_without_a_store_keeps_its_age() {
@@ -253,7 +253,7 @@ async fn the_response_delay_ages_a_response_with_a_date_or_an_age() {
     }
 }
 
-/// Regression: the operator saw only `detail=not-stored`, as for `max-age=0`.
+/// Regression: the operator saw only `detail=not-stored`, which also stands for `max-age=0`.
 #[tokio::test(start_paused = true)]
 async fn a_response_older_than_its_lifetime_is_marked_and_warned_of_once() {
     let warnings = Warnings::default();

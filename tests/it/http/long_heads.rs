@@ -1,5 +1,4 @@
-//! The cost of a head grows with its length and no faster, so that one client can not stop a server with a single
-//! header (C15).
+//! The time for a request grows linearly with the length of its head, so that one client cannot stop a server with a single header (C15).
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +9,19 @@ use tower::ServiceExt as _;
 
 use super::kit::{Inner, Shop, ask, get, policy, request, respond, shop_with, whole};
 
-/// A server accepts some hundred thousand bytes. At this length a quadratic parser takes ten seconds here, and a
-/// linear one some milliseconds.
+/// The length of a header value here. A server accepts some hundred thousand bytes. At this length a quadratic parser takes ten seconds on
+/// this machine, and a linear one some milliseconds.
 const LENGTH: usize = 64 * 1024;
 const LONG: Duration = Duration::from_secs(4);
 
-/// The pieces of lists, strings and their escapes.
+/// Patterns that are repeated to a long value: pieces of lists and strings, and their escapes.
 const PATTERNS: [&str; 22] = [
     "a", " ", ",", "a,", ", a", "\"", "\"a\",", "\\", "\\\"", "\"\\\"", "\\\\\"", ";", "a;", "=", "a=",
     "a=\"", "a;q=0.5,", "W/", "W/\"", "0-0,", ":", "/.",
 ];
-/// The text around the number of each member, for lists with only different members.
+/// The text around the number of each member, for lists in which all members are different.
 const NUMBERED: [(&str, &str); 5] = [("a", ""), ("a", "=1"), ("\"a", "\""), ("W/\"", "\""), ("a", ";q=0.5")];
-/// Beginnings of the value, so that a parser gets past its first check.
+/// Texts with which the value begins, so that it passes the first check of the header's parser.
 fn beginnings(name: &str) -> &'static [&'static str] {
     match name {
         "cache-control" => &["", "\"", "max-age=\""],
@@ -70,7 +69,7 @@ const OF_RESPONSES: [&str; 17] = [
     "vary",
 ];
 
-/// Fields of these names, each with a long value and a description of it.
+/// For each of these names, headers with a long value, and a description of each.
 fn fields(names: &[&'static str]) -> impl Iterator<Item = (HeaderName, HeaderValue, String)> {
     names.iter().flat_map(|&name| {
         let repeated = PATTERNS.into_iter().flat_map(move |pattern| {
@@ -134,7 +133,7 @@ async fn the_cost_of_a_response_is_linear_in_its_head() {
         for shop in shops(&inner) {
             for method in ["GET", "HEAD", "PUT"] {
                 let since = Instant::now();
-                // The head is enough: with a wrong length there is no whole body.
+                // Only the head matters. The body may be broken, because the header may state a wrong length.
                 shop.clone().oneshot(request(method, "/", &[])).await.unwrap();
                 assert!(since.elapsed() < LONG, "{method}, {name}: {what}: {:?}", since.elapsed());
             }

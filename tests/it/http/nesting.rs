@@ -126,7 +126,7 @@ async fn exactly_the_stripped_prefix_is_added_to_the_key_with_the_feature_axum()
         ("/api/nothing/here", |guard| {
             Router::new().nest("/api", leaf().fallback(|| async { "else" }).layer(guard))
         }),
-        // Outside the nested routers, and between two of them.
+        // The guard is outside the nested routers, or between two of them.
         ("/api/list", |guard| Router::new().nest("/api", leaf()).layer(guard)),
         ("/out/api/list", |guard| {
             Router::new().nest("/{out}", Router::new().nest("/api", leaf()).layer(guard))
@@ -154,7 +154,7 @@ async fn inside_nested_routers_the_key_is_the_stripped_path_without_the_feature_
     let app = Router::new().nest("/users", users).nest("/orders", orders);
     assert_eq!(text(&app, "/users/list", None).await, "users");
     assert_eq!(text(&app, "/orders/list", None).await, "users");
-    // With a namespace each, they are separate.
+    // With a namespace for each, the two guards are separate.
     let [users, orders] = twins();
     let named =
         |name: &str| StampedeGuard::builder(stampede_guard::MemoryStore::new()).namespace(name).build();

@@ -1,4 +1,4 @@
-//! A handler that panics costs its own client the answer, and no other client anything.
+//! If a handler panics, its own client receives no answer, and all other clients receive theirs.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -66,7 +66,7 @@ async fn a_handler_that_always_panics_fails_the_wave_after_bounded_takeovers() {
     assert_eq!(inner.calls(), 4, "the first and three takeovers");
 }
 
-/// A body that panics after its first bytes, with or without a pause in between.
+/// A body that panics after its first bytes, at once or after a pause.
 struct Mine {
     waits: bool,
     polled: usize,

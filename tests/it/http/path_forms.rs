@@ -1,4 +1,4 @@
-//! Spellings of one path share no response, and an invalidation reaches all of them (RFC 3986, 6.2.2).
+//! Different spellings of a path share no response, and an invalidation under any spelling reaches all of them (RFC 3986, 6.2.2).
 
 use stampede_guard::http::{HttpPolicy, cache_key};
 use stampede_guard::{MemoryStore, StampedeGuard};
@@ -13,7 +13,7 @@ fn guarded(inner: &Inner) -> (StampedeGuard, Shop) {
     (guard, shop)
 }
 
-/// A text, and spellings by which clients ask for that path.
+/// A path that a text stands for, and the spellings in which clients may request it.
 const PATHS: [(&str, &[&str]); 13] = [
     ("/caf\u{e9}", &["/caf%C3%A9", "/caf%c3%a9", "/c%61f%c3%A9"]),
     ("/gr\u{f6}\u{df}e/7", &["/gr%C3%B6%C3%9Fe/7", "/gr%c3%b6%c3%9fe/%37"]),
@@ -58,7 +58,7 @@ async fn an_invalidation_reaches_all_spellings_of_a_path() {
     }
 }
 
-/// As axum does: `/p` has a route, and `/%70` has none.
+/// As in axum, where `/p` may have a route and `/%70` has none.
 #[tokio::test(start_paused = true)]
 async fn spellings_of_a_path_share_no_response() {
     let inner = Inner::with(|_, request| {

@@ -27,7 +27,7 @@ fn of(http: HttpPolicy) -> PolicyBuilder {
     policy().http(http)
 }
 
-/// One process of a fleet on this store.
+/// One process, with its guard and its service, on this store.
 fn process(store: &MemoryStore, inner: &Inner, policy: PolicyBuilder) -> (StampedeGuard, Shop) {
     let guard = StampedeGuard::new(store.clone()).with_policy(policy.build().unwrap());
     let shop = guard.layer(inner.clone());
@@ -52,7 +52,7 @@ async fn one_invalidation_of_a_path_reaches_each_query_of_it() {
                 ask(&shop, get(uri)).await;
                 assert!(is_stored(&other, uri).await, "{uri}");
             }
-            // Another variant, and another report of a proxy.
+            // Each of these requests has another variant, or another report of a proxy.
             for field in [("accept-language", "de"), ("x-forwarded-proto", "https")] {
                 ask(&shop, request("GET", "/p?utm=1", &[field])).await;
             }
@@ -71,14 +71,14 @@ async fn one_invalidation_of_a_path_reaches_each_query_of_it() {
             for uri in OTHERS {
                 assert!(is_stored(&other, uri).await, "{path}, {by}: {uri}");
             }
-            // What is loaded since then is served.
+            // A response that was loaded after the change is served.
             ask(&shop, get("/p?a=b")).await;
             assert!(is_stored(&other, "/p?a=b").await);
         }
     }
 }
 
-/// As docs/invalidation.md says.
+/// docs/invalidation.md says this.
 #[tokio::test(start_paused = true)]
 async fn without_path_tags_an_invalidation_reaches_its_own_query_only() {
     let (guard, shop) = process(&MemoryStore::new(), &origin(), of(http()));
@@ -91,7 +91,7 @@ async fn without_path_tags_an_invalidation_reaches_its_own_query_only() {
     }
 }
 
-/// The tag of a path has no addition to the key: the change is one for all users (RFC 9111, 4.4).
+/// A change invalidates for all users (RFC 9111, 4.4), so the tag of a path contains no cohort and no credentials.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_reaches_other_cohorts_and_users_of_the_path() {
     let keyed = |http: HttpPolicy| {
@@ -108,7 +108,7 @@ async fn an_unsafe_method_reaches_other_cohorts_and_users_of_the_path() {
     }
 }
 
-/// During a deployment that turns it on.
+/// As during a deployment that turns `path_tags` on, when only some processes have it.
 #[tokio::test(start_paused = true)]
 async fn in_a_mixed_fleet_nothing_untagged_is_served_as_tagged() {
     let (store, inner) = (MemoryStore::new(), origin());
@@ -150,7 +150,8 @@ async fn an_invalidation_of_the_path_wins_over_a_running_load_of_a_query() {
     assert!(!is_stored(&other, "/p?a").await);
 }
 
-/// A change of one path must not make the loads of others run twice; here in an outage, in which only the process coalesces.
+/// A change of one path must not make the loads of other paths run twice. This is tested in an outage, in which requests coalesce only
+/// within the process.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_change_of_one_path_leaves_the_running_loads_of_others() {
@@ -163,11 +164,11 @@ async fn a_change_of_one_path_leaves_the_running_loads_of_others() {
         let mut waiting = Vec::new();
         let mut ask_once_more = async || {
             waiting.push(super::kit::send(&shop, get("/p?a")));
-            // Longer than a look-up.
+            // This is longer than a look-up takes.
             tokio::time::sleep(super::kit::secs(1)).await;
             inner.calls()
         };
-        // The second one knows from the beginning that the store is away, and later ones join its load.
+        // The second caller knows from the beginning that the store is away, and later ones join its load.
         let mut calls = 0;
         for _ in 0..3 {
             calls = ask_once_more().await;
@@ -182,7 +183,7 @@ async fn a_change_of_one_path_leaves_the_running_loads_of_others() {
     }
 }
 
-/// A name this long is a digest in the store.
+/// A key or a path this long is stored as a digest.
 #[tokio::test(start_paused = true)]
 async fn a_path_reaches_the_longest_queries_and_the_longest_path_its_queries() {
     let (guard, shop) = process(&MemoryStore::new(), &origin(), of(http().path_tags(true)));
@@ -218,8 +219,8 @@ async fn copies_in_memory_of_each_query_are_dropped_in_each_process() {
     assert_eq!(inner.calls(), calls + 1);
 }
 
-/// The cost: one more key in the read of a hit, the tag's id before a load and again before the commit, one more script of an
-/// invalidation.
+/// What the tags cost: one more key in the read of a hit, two more reads of the tag's id (before a load and before its commit), and one
+/// more script for an invalidation.
 #[tokio::test]
 async fn a_hit_reads_the_tag_of_its_path_in_the_same_command() {
     let server = RedisServer::start();

@@ -9,7 +9,7 @@ use stampede_guard::http::HttpPolicy;
 use super::kit::{Inner, Req, ask, get, guard, policy, request, respond, sent, shop, shop_with, whole};
 use super::sockets::{raw, serve};
 
-/// A handler that reflects its input: its text contains the marker that a request planted anywhere.
+/// A handler that reflects its input: its text contains the marker, wherever in the request the marker is.
 fn reflecting(vary: Option<&'static str>) -> Inner {
     Inner::with(move |_, request| {
         let planted =
@@ -44,7 +44,7 @@ async fn the_response_to_an_unkeyed_header_reaches_no_other_request() {
     }
 }
 
-/// B4: the headers with which proxies report a host, port, scheme or prefix select variants by themselves.
+/// B4: proxies report a host, port, scheme or prefix in these headers. Each report selects its own variant, also without a `Vary`.
 #[tokio::test(start_paused = true)]
 async fn an_invented_report_of_a_proxy_poisons_no_other_request() {
     let names =
@@ -139,7 +139,7 @@ async fn an_override_in_the_query_is_another_resource() {
     }
 }
 
-/// B7: no path makes a response public, and each spelling of a path is a separate resource.
+/// B7: a path that looks like a file does not make a response public, and each spelling of a path is a separate resource.
 #[tokio::test(start_paused = true)]
 async fn a_users_response_with_a_file_like_path_stays_the_users() {
     let paths = [
@@ -183,7 +183,7 @@ async fn a_users_response_with_a_file_like_path_stays_the_users() {
     }
 }
 
-/// B8, B9: nothing is sorted, stripped, decoded or folded: a miss is harmless, another resource's answer is not.
+/// B8, B9: the guard sorts, strips, decodes and folds nothing: a miss is harmless, another resource's answer is not.
 #[tokio::test(start_paused = true)]
 async fn parameters_and_spellings_are_never_taken_for_each_other() {
     let uris = [
@@ -215,7 +215,7 @@ async fn parameters_and_spellings_are_never_taken_for_each_other() {
     }
 }
 
-/// B12: the tenant is part of the key, and no tenant is different from every tenant.
+/// B12: the tenant is part of the key. A request without a tenant has a key that no tenant has.
 #[tokio::test(start_paused = true)]
 async fn tenants_of_one_store_do_not_meet() {
     let inner =
@@ -232,14 +232,14 @@ async fn tenants_of_one_store_do_not_meet() {
         }
     }
     assert_eq!(inner.calls(), 5);
-    // A query that spells a tenant does not meet it either.
+    // A query that looks like a tenant's name does not find that tenant's response either.
     let spelled = ask(&shop, request("GET", "/?x-tenant=a", &[("x-tenant", "b")])).await;
     assert_eq!(spelled.text(), "b 6");
     assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=bypass; detail=key");
 }
 
-/// The fields that `Connection` names are for the next hop only (RFC 9110, 7.6.1): the key and `Vary` would use them,
-/// and an inner service that is a proxy removes them.
+/// The fields that `Connection` names are only for the next hop (RFC 9110, 7.6.1): the key and `Vary` would use them, although an inner
+/// service that is a proxy removes them.
 #[tokio::test(start_paused = true)]
 async fn fields_named_by_connection_select_no_response_of_others() {
     let inner = Inner::with(|_, request| {
@@ -273,7 +273,7 @@ async fn fields_named_by_connection_select_no_response_of_others() {
     }
 }
 
-/// A12: a page that reflects its request is usually an error page.
+/// A12: pages that reflect their request are usually error pages.
 #[tokio::test(start_paused = true)]
 async fn error_pages_are_not_stored_unless_they_say_so() {
     for status in [400, 403, 405, 414, 429, 431, 500, 501, 502, 503, 504] {

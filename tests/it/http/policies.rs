@@ -1,5 +1,5 @@
-//! Different policies on one store and one namespace: one policy may have to refuse a response that another one
-//! stores.
+//! Different policies share one store and one namespace. A policy may have to refuse a stored response that another policy was allowed to
+//! store.
 
 use std::collections::HashSet;
 

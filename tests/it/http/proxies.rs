@@ -43,7 +43,7 @@ async fn each_report_has_its_own_response() {
         &[("forwarded", "for=1;host=evil.example")],
         &[("forwarded", "proto=http")],
     ];
-    // Each of them comes first once.
+    // Each report is sent first once.
     for first in 0..ways.len() {
         let inner = linking();
         let fleet = replicas(2, &inner);
@@ -78,12 +78,12 @@ async fn clients_behind_one_proxy_share_one_response() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
-/// More reports than the policy has room for variants.
+/// Clients send more different reports than the policy has room for variants.
 #[tokio::test(start_paused = true)]
 async fn invented_hosts_take_no_room_from_the_ordinary_one() {
     let ordinary = [("x-forwarded-proto", "https"), ("x-forwarded-host", "shop.example")];
     for behind_a_proxy in [false, true] {
-        // Also beside variants by the response's own `Vary`.
+        // The response also varies on a header of its own.
         let inner = linking_with(&[("vary", "accept-language")]);
         let shop = shop_with(&inner, policy().http(HttpPolicy::default().max_variants(3)));
         let usual = |language: &str| {
@@ -212,7 +212,7 @@ async fn the_report_of_the_policy_has_the_plain_key() {
     assert!(refused.to_string().contains("X-Forwarded-Proto: https"), "{refused}");
 }
 
-/// `expire` of the plain key also ends the responses of other reports, which were stored to stand in for a failed load.
+/// An `expire` of the plain key also ends the responses of other reports, which were stored to stand in for a failed load.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_reaches_the_responses_of_all_reports() {
     let inner = linking_with(&[("cache-control", "max-age=60, stale-if-error=60")]);
@@ -235,7 +235,7 @@ fn is_evil(request: &Req) -> bool {
     sent(request, "x-forwarded-host") == "evil.example"
 }
 
-/// A handler may read the first element alone, as one of axum's extractors does.
+/// A handler may read only the first element, as one of axum's extractors does.
 #[tokio::test(start_paused = true)]
 async fn a_report_counts_by_its_elements() {
     let inner = Inner::with(|n, request| {
@@ -246,7 +246,7 @@ async fn a_report_counts_by_its_elements() {
         Ok(respond(200, &[], whole(format!("https://{host}/ {n}"))))
     });
     let shop = shop(&inner);
-    // The client's own element, followed by the proxy's.
+    // The element that the client sent, followed by the proxy's.
     let evil =
         by(&[("host", "10.0.0.7:8080"), ("forwarded", "for=x, for=192.0.2.1;host=shop.example;proto=https")]);
     let usual =
@@ -255,11 +255,11 @@ async fn a_report_counts_by_its_elements() {
     assert_eq!(ask(&shop, usual).await.text(), "https://shop.example/ 2");
 }
 
-/// A handler may read the first line alone.
+/// A handler may read only the first line.
 #[tokio::test(start_paused = true)]
 async fn a_report_counts_by_its_lines() {
     let inner = Inner::with(|n, request| {
-        // `HeaderMap::get`: the first line.
+        // `HeaderMap::get` returns the first line.
         let line = sent(request, "forwarded");
         let text = if line.contains("proto=https") { "page" } else { "redirect to https" };
         Ok(respond(200, &[], whole(format!("{text} {n}"))))

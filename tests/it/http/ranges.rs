@@ -15,7 +15,7 @@ fn part(range: &str) -> Req {
     request("GET", "/", &[("range", range)])
 }
 
-/// An origin of the ten digits under this tag; answers with parts of them.
+/// An origin of ten digits, whose tag is `tag`, and which answers requests for parts of them.
 fn digits(tag: &'static str) -> Inner {
     Inner::with(move |_, request| {
         let lasting = ("cache-control", "max-age=60");
@@ -64,7 +64,7 @@ async fn a_stored_response_answers_for_each_of_its_parts() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// A server may ignore an invalid range (RFC 9110, 14.2), so such a request is one for the whole (C9).
+/// RFC 9110, 14.2 allows a server to ignore an invalid range. Such a request is treated as one for the whole (C9).
 #[tokio::test(start_paused = true)]
 async fn requests_with_an_invalid_range_coalesce_like_plain_requests() {
     let ranges = ["bytes=3-1", "bytes=a-b", "bytes=", "bytes", "bytes=0-1,x", "bytes=-", "bytes=0-1,5-4"];
@@ -96,7 +96,7 @@ async fn if_range_gives_the_part_to_clients_with_the_same_representation() {
         let seen = ask(&shop, request("GET", "/", &[("range", "bytes=0-3"), ("if-range", tag)])).await;
         assert_eq!((seen.status, seen.text()), (status, text), "{tag}");
     }
-    // A client that has all of it needs no part.
+    // A client that has the whole representation already is answered 304, not with a part.
     let has_it = [("range", "bytes=0-3"), ("if-none-match", "\"a\"")];
     assert_eq!(ask(&shop, request("GET", "/", &has_it)).await.status, 304);
     assert_eq!(inner.calls(), 1);
@@ -109,14 +109,14 @@ async fn parts_are_stored_and_joined_by_a_strong_validator() {
     let calls = |n: usize| assert_eq!(inner.calls(), n);
     let seen = ask(&shop, part("bytes=0-4")).await;
     assert_eq!((seen.status, seen.text()), (206, "01234"));
-    // From within the stored part.
+    // These parts lie within the stored part.
     for (range, text) in [("bytes=0-4", "01234"), ("bytes=1-2", "12"), ("bytes=4-4", "4")] {
         let seen = ask(&shop, part(range)).await;
         assert_eq!((seen.status, seen.text()), (206, text), "{range}");
         assert_eq!(seen.header("content-range"), Some(format!("bytes {}/10", &range[6..]).as_str()));
     }
     calls(1);
-    // Beyond the stored part.
+    // This part ends beyond the stored part.
     assert_eq!(ask(&shop, part("bytes=3-7")).await.text(), "34567");
     calls(2);
     assert_eq!(ask(&shop, part("bytes=0-7")).await.text(), "01234567", "out of both");
@@ -184,7 +184,7 @@ async fn parts_of_different_representations_are_never_put_together() {
     assert_eq!(inner.calls(), 3);
 }
 
-/// A5: `Last-Modified` is the same for all languages, but validates each language by itself only.
+/// A5: variants in different languages may have the same `Last-Modified`, but it validates only parts of the same variant.
 #[tokio::test(start_paused = true)]
 async fn parts_of_different_variants_are_never_put_together() {
     let inner = Inner::with(|_, request| {
@@ -244,7 +244,7 @@ async fn a_head_is_not_answered_from_a_part_and_has_no_range() {
     assert_eq!(seen.header("content-range"), None, "RFC 9110, 14.2");
 }
 
-/// A4, A9: each request wants a different part.
+/// A4, A9: each request asks for a different part, so none can use the answer to another.
 #[tokio::test(start_paused = true)]
 async fn range_requests_on_a_cold_key_neither_wait_nor_are_waited_for() {
     let inner = digits("\"a\"").held();
@@ -304,7 +304,7 @@ async fn an_answer_about_a_range_is_not_stored_for_the_resource() {
     assert_eq!(inner.calls(), 3);
 }
 
-/// A4, A5: nor does it stand in for another variant.
+/// A4, A5: a part does not stand in for another variant either.
 #[tokio::test(start_paused = true)]
 async fn a_part_stands_in_for_no_whole() {
     for (language, failure) in [("d", 503), ("e", 503), ("d", 0), ("e", 0)] {
@@ -338,7 +338,7 @@ async fn a_part_stands_in_for_no_whole() {
     }
 }
 
-/// Each part is short enough; all of them together would be as long as the whole film.
+/// Each part is short enough to be stored, but all parts together are as long as the whole film, which is not.
 #[tokio::test(start_paused = true)]
 async fn parts_are_joined_up_to_max_body() {
     let inner = digits("\"a\"");

@@ -1,4 +1,4 @@
-//! Waiters in the leader's process read a response while it arrives, if its length is known.
+//! If the length of a response is known, the waiters in the leader's process read it while it arrives.
 
 use futures_util::FutureExt as _;
 use http::Response;
@@ -13,7 +13,7 @@ use super::kit::{
     shop, whole,
 };
 
-/// All data that is there now, without waiting.
+/// All data that can be read now, without waiting.
 async fn come(body: &mut GuardedBody) -> String {
     settle().await;
     let mut text = String::new();
@@ -50,7 +50,7 @@ async fn waiters_read_arrived_bytes_and_the_last_byte_after_the_commit() {
     }
     feed.data("de");
     settle().await;
-    // A request that comes in the middle.
+    // This request comes when a part of the response has arrived.
     responses.push(start(&replicas[0]).await.unwrap());
     for (number, response) in responses.iter_mut().enumerate() {
         // The leader's own response keeps the inner service's size hint.
@@ -66,7 +66,7 @@ async fn waiters_read_arrived_bytes_and_the_last_byte_after_the_commit() {
     drop(feed);
     for response in responses {
         assert_eq!(read(response).await.text(), "f");
-        // A client that has the whole response hits with its next request.
+        // A client that has received the whole response can rely on a hit at its next request.
         assert!(ask(&replicas[0], get("/")).await.remark().starts_with("hit"));
     }
     assert!(all(elsewhere).await.iter().all(|seen| seen.text() == "abcdef"));
@@ -87,7 +87,7 @@ async fn a_broken_body_is_an_error_to_all_its_readers() {
         (come(leader.body_mut()).await, come(follower.body_mut()).await),
         ("abc".into(), "abc".into())
     );
-    // The body ends too early.
+    // The body ends before its length is reached.
     drop(feed);
     for response in [leader, follower] {
         assert!(response.into_body().collect().await.is_err(), "C6: never a part for the whole");
@@ -109,7 +109,7 @@ async fn without_a_length_waiters_wait_for_the_whole() {
     assert_eq!(read(follower.await.unwrap()).await.text(), "abc");
 }
 
-/// A response that takes longer than a load may is not stored, but its readers get the whole of it.
+/// A response that takes longer than `load_timeout` is not stored, but all its readers receive the whole of it.
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_is_buffered_to_its_end_for_all_its_readers() {
     let (feed, body) = Feed::new();
@@ -134,8 +134,8 @@ async fn a_slow_body_is_buffered_to_its_end_for_all_its_readers() {
     assert_eq!(ask(&shop, get("/")).await.text(), "secret");
 }
 
-/// More chunks than are buffered of one response: it is not stored, but its readers get the whole of it. From there on
-/// small chunks are merged, so that a body of single bytes does not take a hundred times its length.
+/// A response with more chunks than are buffered is not stored, but its readers receive the whole of it. Beyond that number small chunks
+/// are merged, so that a body of single bytes does not take a hundred times its length.
 #[tokio::test(start_paused = true)]
 async fn a_body_of_countless_chunks_is_whole_for_all_its_readers() {
     let (feed, inner) = fed(&[("content-length", "100000")]);
@@ -147,7 +147,7 @@ async fn a_body_of_countless_chunks_is_whole_for_all_its_readers() {
         feed.data("x");
     }
     drop(feed);
-    // The leader's own client is first in the list, and read last.
+    // The leader's own client is the first in the list, and is read last.
     for reader in readers.into_iter().rev() {
         let (mut body, mut frames, mut length) = (reader.unwrap().into_body(), 0, 0);
         while let Some(frame) = body.frame().await {
@@ -160,7 +160,7 @@ async fn a_body_of_countless_chunks_is_whole_for_all_its_readers() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// The leader's own client may wait for longer than the others.
+/// The body pauses. The leader's own client may wait for its next byte for longer than the others.
 #[tokio::test(start_paused = true)]
 async fn a_silent_body_is_whole_for_its_own_client() {
     for others in [0, 1] {
@@ -183,7 +183,7 @@ async fn a_silent_body_is_whole_for_its_own_client() {
     }
 }
 
-/// The body is not buffered for ever, nor without a reader.
+/// A body is not buffered for ever, and not at all without a reader.
 #[tokio::test(start_paused = true)]
 async fn a_slow_body_ends_with_its_last_reader_or_its_silence() {
     for silent in [false, true] {

@@ -76,7 +76,7 @@ async fn a_service_that_is_never_ready_ends_its_load_by_load_timeout_and_leaves_
     }
     assert_eq!(started.elapsed().as_secs(), 5);
     assert_eq!(inner.calls(), 1);
-    // Waiters for another process's load are not affected either.
+    // A service that is not ready does not delay waiters for another process's load either.
     inner.gate.close();
     let leader = tokio::spawn({
         let well = well.clone();
@@ -123,7 +123,7 @@ async fn readiness_is_polled_on_the_clone_that_is_called() {
     assert_eq!(ask(&shop, request("HEAD", "/c", &[])).await.text(), "4");
 }
 
-/// No origin can have applied it.
+/// Such a request has not reached the origin, so the origin cannot have applied it.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_request_that_was_never_sent_invalidates_nothing() {
     let (inner, guard) = (Inner::numbered(|_| ()), guard());
@@ -275,7 +275,7 @@ async fn a_timeout_outside_ends_the_waiting_and_not_the_load() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// One request of each kind; each takes another path to the inner service.
+/// One request of each kind. The kinds reach the inner service in different ways.
 fn of_each_kind() -> Vec<Req> {
     let with = |method, headers: &[_]| request(method, "/", headers);
     vec![
@@ -298,7 +298,7 @@ async fn over_a_limit_or_a_buffer_of_one_requests_of_each_kind_mix_without_deadl
     let guard = guard().with_policy(policy().http(http).build().unwrap());
     let limited = guard.layer(ServiceBuilder::new().concurrency_limit(1).service(inner.clone()));
     let buffered = guard.layer(ServiceBuilder::new().buffer(1).concurrency_limit(1).service(inner.clone()));
-    // Cold, warm, and stale.
+    // In turn, nothing is stored, the response is fresh, and the response is stale.
     for _ in 0..3 {
         let mut pending = Vec::new();
         for _ in 0..5 {

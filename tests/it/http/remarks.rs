@@ -10,7 +10,7 @@ use super::kit::{
 /// A header line.
 type Line = (&'static str, &'static str);
 
-/// How often each remark was made.
+/// How many times each remark was made.
 fn tally(seen: &[Seen]) -> BTreeMap<String, usize> {
     let mut tally = BTreeMap::new();
     for seen in seen {
@@ -23,8 +23,8 @@ fn tallied(remarks: &[(&str, usize)]) -> BTreeMap<String, usize> {
     remarks.iter().map(|(remark, times)| ((*remark).to_owned(), *times)).collect()
 }
 
-/// A hit is a request that was not forwarded (RFC 9211, 2.1). Regression: all clients saw a hit, also the one
-/// with a forwarded request.
+/// RFC 9211, 2.1: a hit is a request that was not forwarded. Regression: all clients were told `hit`, also the one whose request was
+/// forwarded.
 #[tokio::test(start_paused = true)]
 async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
     for (failure, leader) in
@@ -52,7 +52,7 @@ async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {
     }
 }
 
-/// A load that takes too long has been forwarded, too.
+/// The request of the leader was forwarded, even if its answer takes too long and a stored response stands in.
 #[tokio::test(start_paused = true)]
 async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     let inner = Inner::with(|n, _| {
@@ -71,8 +71,7 @@ async fn a_stand_in_for_a_slow_answer_is_no_hit_for_the_leaders_client() {
     assert_eq!(seen, tallied(&expected));
 }
 
-/// Regression: after a wait of a second, a waiter received a positive freshness of a response that must always be
-/// validated.
+/// Regression: a response that must always be validated had a positive `ttl` for a waiter, after it had waited for a second.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_receives_no_freshness_that_the_response_lacks() {
     let cases = [
@@ -91,14 +90,14 @@ async fn a_waiter_receives_no_freshness_that_the_response_lacks() {
         feed.data("body");
         drop(feed);
         let mut seen = tally(&all(waiting).await);
-        // The load used two seconds of the lifetime.
+        // The load took two seconds, which are no longer left of the lifetime.
         let others = others.replace("=10", "=8");
         assert_eq!(seen.remove(leader), Some(1), "{control}, {age}");
         assert_eq!(seen, tallied(&[(&others, 5)]), "{control}, {age}");
     }
 }
 
-/// Regression: each response said `stored`, and each request loaded again.
+/// Regression: each of these responses said `stored`, and each request loaded again.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_can_not_be_stored_is_not_reported_as_stored() {
     let long: &'static str = "x".repeat(60_000).leak();
@@ -121,7 +120,7 @@ async fn a_response_that_can_not_be_stored_is_not_reported_as_stored() {
         let again = ask(&shop, get("/")).await.remark();
         assert_eq!(again.starts_with("hit"), stored, "{status}: {again}");
     }
-    // Also for a validation with headers that are too long.
+    // The same holds for a validation whose headers are too long.
     let inner = Inner::with(move |n, _| {
         let more = if n == 1 { "x" } else { long };
         let headers = [("etag", "\"a\""), ("cache-control", "max-age=10"), ("x-a", more), ("x-b", more)];
@@ -143,7 +142,7 @@ async fn a_failed_look_up_is_not_reported_as_a_uri_miss() {
 
     for (fault, remark) in [
         (Fault::ErrorBefore, "fwd=miss; detail=uncoordinated"),
-        // If the look-up found nothing, nothing was stored, also if the lease can not be acquired.
+        // If the look-up found nothing, nothing was stored, even if the lease cannot be acquired.
         (Fault::OutOfMemory, "fwd=uri-miss; detail=uncoordinated"),
     ] {
         let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
@@ -153,7 +152,7 @@ async fn a_failed_look_up_is_not_reported_as_a_uri_miss() {
         chaos.calm();
         assert_eq!(ask(&shop, get("/")).await.remark(), "fwd=uri-miss; stored; ttl=60", "{fault}");
     }
-    // If only the look-up fails, the acquired lease shows whether anything was stored.
+    // If only the look-up fails, the grant of the lease shows whether anything was stored.
     let (inner, chaos) = (Inner::numbered(|_| ()), ChaosStore::new(1));
     let shop: super::kit::Shop = tower::Layer::layer(&StampedeGuard::new(chaos.clone()), inner);
     chaos.once(Fault::ErrorBefore);

@@ -1,4 +1,4 @@
-//! The guard around reqwest in both forms, against a real server: what the layer promises about leaks holds for both.
+//! The guard around reqwest, in both of its forms and against a real server. Both must keep the layer's promises about leaks.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -61,7 +61,7 @@ impl Api {
         };
         let fresh = (header::CACHE_CONTROL, "max-age=60");
         match head.uri.path() {
-            // A careless API: nothing says that the response is one user's.
+            // As with a careless API: no header says that this response is one user's.
             "/me" => ([fresh], format!("{}{} {n}", text(header::AUTHORIZATION), text(header::COOKIE)))
                 .into_response(),
             "/language" => {
@@ -131,7 +131,7 @@ impl Form {
         }
     }
 
-    /// The text of the response, and the guard's remark.
+    /// Sends a request. Returns the text of the response, and the guard's remark about it.
     async fn ask(&self, request: reqwest::Request) -> (String, String) {
         let response = self.send(request).await.unwrap();
         let status = response.headers()[header::CACHE_STATUS].to_str().unwrap();
@@ -144,7 +144,7 @@ impl Form {
     }
 }
 
-/// Both forms around this client, each on a store of its own.
+/// Both forms around this client. Each has its own store.
 fn both_with(client: &Client, http: HttpPolicy) -> [Form; 2] {
     let guard = || StampedeGuard::in_memory().with_policy(policy().http(http.clone()).build().unwrap());
     let tower = guard().layer(ReqwestService::new(client.clone()).unwrap());
@@ -253,7 +253,8 @@ fn a_client_that_adds_credentials_behind_the_guard_is_refused() {
     }
 }
 
-/// Two services with other defaults on one store, as in two processes. In the tower form a layer outside of the guard sets them.
+/// Two services with different default headers, on one store, as in two processes. In the tower form a layer outside of the guard sets
+/// them.
 #[tokio::test]
 async fn default_headers_before_the_guard_are_part_of_keys_and_of_variants() {
     for (path, name, http) in [
@@ -309,7 +310,7 @@ async fn a_response_behind_a_redirect_is_neither_stored_nor_shared() {
         for _ in 0..2 {
             assert_eq!(form.text(api.get("/price")).await, "3", "{}: stored under its own URI", form.name());
         }
-        // Nor does a HEAD that was redirected update what is stored.
+        // A HEAD that was redirected does not update the stored response either.
         form.send(api.request(Method::HEAD, "/moved", &[])).await.unwrap();
         assert_eq!(form.text(api.get("/price")).await, "3");
     }
@@ -343,7 +344,7 @@ async fn a_body_that_the_client_decompresses_is_stored_as_it_is_read() {
             assert!(remark.starts_with(&format!("stampede-guard; {start}")), "{}: {remark}", form.name());
             assert_eq!(response.text().await.unwrap(), "a text that is compressed on the way");
         }
-        // reqwest decodes for a caller that asks for gzip by itself, too: another variant, and the same text.
+        // reqwest also decodes for a caller that sets `Accept-Encoding: gzip`: that is another variant with the same text.
         let coded = api.request(Method::GET, "/gzip", &[(header::ACCEPT_ENCODING, "gzip")]);
         assert_eq!(form.text(coded).await, "a text that is compressed on the way", "{}", form.name());
         assert_eq!(api.requests("GET /gzip"), 2);
@@ -355,7 +356,7 @@ async fn a_request_with_a_body_reaches_the_api_whole_and_unsafe_methods_invalida
     for form in both() {
         let api = Api::start().await;
         for n in 1..=2 {
-            // A body that can not be sent twice.
+            // The body of this request cannot be sent twice.
             let mut request = api.request(Method::GET, "/echo", &[]);
             *request.body_mut() = Some(Body::wrap(Full::new(bytes::Bytes::from("once"))));
             let (text, remark) = form.ask(request).await;
@@ -433,7 +434,7 @@ async fn a_stale_response_is_refreshed_after_it_was_served() {
     }
 }
 
-/// Counts what passes it.
+/// Counts the requests that pass it.
 #[derive(Clone, Default)]
 struct Counting(Counter);
 

@@ -8,8 +8,8 @@ use super::kit::{
     shop, shop_with, whole,
 };
 
-/// One request leads while 20 others wait, in this process and in another one: each gets a separate answer, and none
-/// waits for another once the first answer is there.
+/// One request leads while 20 others wait, in its process and in another one. Each receives an answer of its own, and once the first answer
+/// has come, none waits for another.
 async fn is_nobody_elses(rule: &str, inner: Inner) {
     is_nobody_elses_by(HttpPolicy::default(), rule, inner).await;
 }
@@ -35,7 +35,7 @@ async fn is_nobody_elses_by(http: HttpPolicy, rule: &str, inner: Inner) {
         let expected = if seen.text() == "1" { &own } else { "fwd=miss; detail=uncoordinated" };
         assert_eq!(seen.remark(), expected);
     }
-    // Nothing is stored: the next request gets a separate answer, too.
+    // Nothing was stored: the next request receives another new answer.
     assert_eq!(ask(&replicas[0], get("/")).await.text(), "22", "{rule}");
     assert_eq!(ask(&replicas[1], get("/")).await.text(), "23", "{rule}");
 }
@@ -56,8 +56,8 @@ async fn a_private_answer_reaches_no_waiter() {
     }
 }
 
-/// RFC 9111, 5.2.2.2 and 5.2.2.4: both require a validation before the response answers any other request, and without
-/// a validator none is possible. Regression: the first was sent to waiters, unlike the second.
+/// RFC 9111, 5.2.2.2 and 5.2.2.4: both directives require a validation before the response answers another request, and without a validator
+/// that is impossible. Regression: the first one was sent to waiters, unlike the second.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_must_but_can_not_be_validated_is_its_own_clients_only() {
     for (control, rule) in [
@@ -73,13 +73,13 @@ async fn a_response_that_must_but_can_not_be_validated_is_its_own_clients_only()
             is_nobody_elses_by(http, rule, inner).await;
         }
     }
-    // Strictly, `s-maxage` requires it too (RFC 9111, 5.2.2.10).
+    // In strict mode, `s-maxage` requires a validation, too (RFC 9111, 5.2.2.10).
     let inner = Inner::with_headers(&[("cache-control", "s-maxage=0")]);
     is_nobody_elses_by(HttpPolicy::strict(), "must-revalidate", inner).await;
 }
 
-/// RFC 6585, 3 to 6, and RFC 8470, 5.2. Regression: where a layer gave every response a `Cache-Control`, a limiter's
-/// 429 for one client was a hit for the next client at another replica.
+/// RFC 6585, 3 to 6, and RFC 8470, 5.2. Regression: a layer gave every response a `Cache-Control`, so a limiter's 429 for one client was a
+/// hit for the next client, at another replica.
 #[tokio::test(start_paused = true)]
 async fn statuses_that_no_cache_may_store_are_not_shared_whatever_their_lifetime() {
     for status in [425, 428, 429, 431, 511] {
@@ -121,8 +121,7 @@ async fn statuses_without_a_lifetime_parts_and_validations_are_not_shared() {
     }
 }
 
-/// A refusal of one request or of one client (by a limiter or a firewall) says nothing about the resource: later
-/// requests coalesce.
+/// A limiter or a firewall refuses one request or one client. That says nothing about the resource, so later requests coalesce.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_of_one_client_leaves_no_marker() {
     let about_the_request = [402, 406, 411, 412, 413, 415, 416, 417, 425, 426, 428];
@@ -199,7 +198,7 @@ async fn a_stored_response_has_no_hop_by_hop_headers() {
     assert_eq!(hit.header("x-end-to-end"), Some("1"));
 }
 
-/// A resource with a private response to its first `n` calls.
+/// A resource whose response is private in its first `n` calls.
 fn private_until(n: usize) -> Inner {
     Inner::with(move |this, _| {
         let headers: &[_] = if this <= n { &[("cache-control", "private")] } else { &[] };
@@ -221,7 +220,7 @@ async fn a_marker_keeps_requests_from_queueing_for_ten_seconds() {
         all(clients).await;
         tokio::time::sleep(super::kit::secs(4)).await;
     }
-    // Each wave renews the marker; after ten seconds without a wave, one request leads again.
+    // Each wave renews the marker. Ten seconds after the last wave it has expired, and one request leads again.
     tokio::time::sleep(super::kit::secs(10)).await;
     inner.gate.close();
     let clients = send_many(&shop, 20, "/");
@@ -232,7 +231,7 @@ async fn a_marker_keeps_requests_from_queueing_for_ten_seconds() {
     assert_eq!(inner.calls(), 1 + 3 * 20 + 20);
 }
 
-/// A stored response that may no longer be served does not prevent the marker.
+/// A stored response that may no longer be served does not prevent that a marker is stored.
 #[tokio::test(start_paused = true)]
 async fn a_marker_replaces_the_stored_response_of_a_resource_that_has_become_private() {
     let inner = Inner::with(|n, _| {

@@ -36,7 +36,7 @@ pub(super) fn client() -> Client<HttpConnector, Full<Bytes>> {
     Client::builder(TokioExecutor::new()).build_http()
 }
 
-/// Sends a request line with a Host and these headers, and reads everything until the server closes.
+/// Sends the request line with a `Host` and these headers, and reads everything until the server closes.
 pub(super) async fn raw(addr: SocketAddr, line: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(addr).await.unwrap();
     let request = format!("{line}\r\nHost: shop.example\r\nConnection: close\r\n{headers}\r\n");
@@ -46,7 +46,7 @@ pub(super) async fn raw(addr: SocketAddr, line: &str, headers: &str) -> String {
     String::from_utf8(all).unwrap().to_ascii_lowercase()
 }
 
-/// A response of `abc`, a gate, and `def`.
+/// A response of `abc` and `def`, with a gate between them.
 fn gated(gate: &Gate) -> Response {
     let gate = gate.clone();
     let stream = futures_util::stream::unfold(0, move |n| {

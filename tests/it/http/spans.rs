@@ -21,7 +21,7 @@ use super::kit::{
     Boxed, Inner, all, ask, get, policy, read, request, respond, secs, settle, shop, shop_with, whole,
 };
 
-/// The spans around each event with the target `probe`, from the inside out; requests with their number.
+/// For each event with the target `probe`, the spans around it, the innermost first. The span of a request is named with its number.
 #[derive(Clone, Default)]
 struct Scopes(Arc<Mutex<Vec<Vec<String>>>>);
 
@@ -75,7 +75,7 @@ impl Scopes {
     }
 }
 
-/// An inner service that reports its spans.
+/// An inner service that emits a `probe` event for each call, so that the test sees its spans.
 fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'static) -> Inner {
     Inner::with(move |n, _| {
         tracing::info!(target: "probe", "");
@@ -83,7 +83,7 @@ fn telling(answer: impl Fn(usize) -> http::Response<Boxed> + Send + Sync + 'stat
     })
 }
 
-/// Concurrent requests, each in a separate span; the first of them leads.
+/// Sends concurrent requests, each in a separate span. The first one leads.
 async fn ask_in_spans(inner: &Inner, callers: std::ops::Range<u64>) -> super::kit::Shop {
     let shop = shop(inner);
     let clients = callers.map(|caller| {
@@ -160,7 +160,7 @@ async fn without_its_own_span_a_load_runs_in_the_leaders() {
     assert_eq!(scopes.taken(), ["request1"]);
 }
 
-/// A body that reports its spans, once before its only frame and once after it, a while later.
+/// A body that emits `probe` events: one before its only frame, and one a while after it.
 fn telling_body() -> Boxed {
     let frame = |text: &'static str| async move {
         tracing::info!(target: "probe", "");
@@ -171,8 +171,8 @@ fn telling_body() -> Boxed {
     StreamBody::new(Box::pin(frames.then(frame).filter_map(std::future::ready))).boxed_unsync()
 }
 
-/// Both bodies are read in separate tasks: a POST's response that is stored, and a response with readers for longer
-/// than `load_timeout`.
+/// Both kinds of body are read in separate tasks: that of a POST's response, which is stored, and that of a response whose readers take
+/// longer than `load_timeout`.
 #[tokio::test(start_paused = true)]
 async fn a_body_is_read_in_the_span_of_its_responses_request() {
     let scopes = Scopes::default();

@@ -1,6 +1,6 @@
-//! The guard among the layers of a real service, on both sides of each: outside of sessions, cookies, authentication
-//! and nonces, and inside layers that stamp each response. On the wrong side it would mix clients up, which such a
-//! layer's request extension reveals.
+//! The guard among the layers of a real service, on both sides of each: outside of layers for sessions, cookies, authentication and nonces,
+//! and inside layers that stamp each response. On the wrong side it would give one client what such a layer made for another. The extension
+//! that the layer adds to each request reveals that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ fn guard(http: HttpPolicy) -> StampedeGuard {
     StampedeGuard::in_memory().with_policy(policy().http(http).build().unwrap())
 }
 
-/// A form with the token of its visitor's session.
+/// A form that contains the token of the visitor's session.
 fn form() -> Router {
     let visitors = Arc::new(AtomicUsize::new(0));
     Router::new().route(
@@ -85,7 +85,7 @@ async fn outside_the_guard_sessions_are_detected_by_their_extension() {
     }
 }
 
-/// A page that gives each visitor a cart.
+/// A page that sets a new cart for each visitor without one.
 fn cart() -> Router {
     let carts = Arc::new(AtomicUsize::new(0));
     Router::new().route(
@@ -131,7 +131,7 @@ async fn outside_the_guard_cookies_are_detected_by_their_extension() {
 #[derive(Clone)]
 struct User(String);
 
-/// Removes the request's credentials, and marks the answer as one user's.
+/// Authenticates: removes the request's credentials, and marks the response as one user's.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let Some(user) = request.headers_mut().remove(AUTHORIZATION) else {
         return StatusCode::UNAUTHORIZED.into_response();
@@ -157,8 +157,8 @@ async fn inside_the_guard_authentication_keeps_each_users_mails_from_the_others(
     }
 }
 
-/// The guard sees neither credentials that were removed before it nor headers that are written after it: only the
-/// right order helps, or a declared extension.
+/// If credentials are removed, or headers written, outside of the guard, the guard does not see that. Only the right order of layers helps,
+/// or a declared extension.
 #[tokio::test]
 async fn outside_the_guard_authentication_is_detected_by_a_declared_extension_only() {
     let stack = |http| mails().layer(guard(http)).layer(from_fn(authenticate));
@@ -182,7 +182,7 @@ async fn outside_the_guard_authentication_is_detected_by_a_declared_extension_on
 #[derive(Clone, Copy)]
 struct Nonce(usize);
 
-/// A layer that allows only scripts with this response's nonce.
+/// A layer that allows only scripts with the nonce that it has made for this response.
 fn nonces<S: Clone + Send + Sync + 'static>(app: Router<S>) -> Router<S> {
     let made = Arc::new(AtomicUsize::new(0));
     app.layer(from_fn(move |mut request: Request, next: Next| {
@@ -251,7 +251,7 @@ async fn stamps_outside_the_guard_are_each_responses_own_and_inside_they_are_sto
     }
 }
 
-/// Admits by a header that is no listed credential.
+/// Admits a request by a header that is not in the list of credentials.
 async fn admit(request: Request, next: Next) -> Response {
     match request.headers().get("x-office") {
         Some(_) => next.run(request).await,
@@ -279,14 +279,14 @@ async fn a_refused_client_never_receives_a_hit() {
             assert_eq!((refused.status, refused.text()), (403, ""), "{what}");
         }
     }
-    // The reason for the rule's limit: inside the guard, and not declared, the layer is not called again.
+    // This is why the rule has a limit: a layer inside the guard whose header is not declared is not called again for a hit.
     let app = plan("max-age=60").layer(from_fn(admit)).layer(guard(http()));
     ask(&app, "/plan", &[("x-office", "1")]).await;
     assert_eq!(ask(&app, "/plan", &[]).await.text(), "secret plan");
 }
 
-/// Where the policy lists the relevant cookies, analytics cookies do not keep browsers from the cache; and none of
-/// them reaches an answer that is sent to other clients.
+/// If the policy lists the relevant cookies, other cookies, such as those for analytics, do not make a request bypass. None of them reaches
+/// a handler whose answer is sent to other clients.
 #[tokio::test]
 async fn cookies_that_are_not_listed_neither_bypass_nor_reach_a_shared_answer() {
     let app = |http| {
@@ -309,7 +309,7 @@ async fn cookies_that_are_not_listed_neither_bypass_nor_reach_a_shared_answer() 
         ("cookies: _ga=alice; session=7", "fwd=bypass; detail=credentials")
     );
     assert_eq!(ask(&listed, "/", &[]).await.text(), "cookies: ");
-    // A request without a look-up is not changed.
+    // A request that is not looked up is forwarded unchanged.
     let post = http::Request::post("/").header("host", "shop.example").header("cookie", "_ga=alice");
     let posted = tower::ServiceExt::oneshot(listed, post.body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(read(posted).await.text(), "cookies: _ga=alice");

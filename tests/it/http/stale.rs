@@ -1,4 +1,4 @@
-//! Stale responses (RFC 5861): served while they are loaded again, and instead of the origin's failures.
+//! Stale responses (RFC 5861): they are served while they are loaded again, and in place of the origin's failures.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::kit::{
     settle, shop_with, whole,
 };
 
-/// The first call is answered with `Cache-Control: control`, later ones with a new text, or with the status of `then`.
+/// The first call is answered with `Cache-Control: control`, all later ones with a new text, or with the status that `then` returns.
 fn origin(control: &'static str, then: fn(usize) -> Option<u16>) -> Inner {
     Inner::with(move |n, _| match then(n) {
         None => Ok(respond(200, &[("cache-control", control)], whole(n.to_string()))),
@@ -29,7 +29,7 @@ async fn stale_while_revalidate_answers_all_requests_at_once_and_asks_once() {
     assert_eq!(ask(&shops[0], get("/")).await.text(), "1");
     tokio::time::sleep(secs(12)).await;
     let inner = inner.held();
-    // Held: a client that waited for the origin would not be answered.
+    // The origin is held, so a client that waited for it would not be answered.
     for shop in &shops {
         for seen in all(send_many(shop, 10, "/")).await {
             assert_eq!((seen.text(), seen.remark().as_str()), ("1", "hit; ttl=-2"));
@@ -42,7 +42,7 @@ async fn stale_while_revalidate_answers_all_requests_at_once_and_asks_once() {
     assert_eq!(ask(&shops[2], get("/")).await.text(), "2");
 }
 
-/// As for values: the next caller loads it again.
+/// As with values, the next caller loads an expired response again.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_was_expired_is_not_served_stale() {
     let inner =
@@ -98,7 +98,7 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
     }
 }
 
-/// RFC 9110, 10.2.3: the fleet leaves the origin alone for as long as it asks, up to sixty times `back_off`.
+/// RFC 9110, 10.2.3: the whole fleet sends no request for as long as the origin says, up to sixty times `back_off`.
 #[tokio::test(start_paused = true)]
 async fn a_failing_origin_says_for_how_long_it_is_left_alone() {
     for (retry_after, rests) in [("20", 20), ("1", 2), ("1000", 120), ("soon", 2)] {
@@ -119,7 +119,7 @@ async fn a_failing_origin_says_for_how_long_it_is_left_alone() {
     }
 }
 
-/// The stand-in for others is not sent to a client that refuses stale responses: it gets the origin's own answer.
+/// A client that refuses stale responses receives the origin's own answer, and not the stand-in that other clients receive.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_refuses_stale_responses_receives_no_stand_in() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(503));
@@ -140,7 +140,7 @@ async fn a_client_that_refuses_stale_responses_receives_no_stand_in() {
     assert_eq!((seen.status, seen.text()), (503, "sorry"));
 }
 
-/// The inner service's error goes to its own client, if that client accepts nothing else.
+/// If a client accepts nothing else, it receives the inner service's error itself.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_refuses_stale_responses_receives_the_error_itself() {
     let inner = origin("max-age=10, stale-if-error=60", |n| (n > 1).then_some(0));
@@ -208,8 +208,8 @@ async fn a_range_that_triggers_a_refresh_asks_for_the_whole() {
     assert_eq!(ask(&shop, get("/")).await.text(), "whole 2");
 }
 
-/// A response loaded for credentials is stored under the resource's lease, which an invalidation ends; clients that
-/// came after the invalidation must not receive the earlier load.
+/// A response that was loaded for credentials is stored under the resource's lease, which an invalidation ends. Clients that come after the
+/// invalidation must not receive the load from before it.
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_overtakes_a_load_for_credentials() {
     use stampede_guard::http::{HttpPolicy, cache_key};
@@ -237,8 +237,8 @@ async fn an_invalidation_overtakes_a_load_for_credentials() {
     assert_eq!(ask(&shop, get("/")).await.text(), "3", "what was overtaken is not stored");
 }
 
-/// As for values: the window counts from the expiry, however long ago the response was stored. All clients receive
-/// it, and none loads alone.
+/// As with values, the stale window counts from the expiry, however long ago the response was stored. All clients receive the response, and
+/// none loads alone.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_is_expired_late_stands_in_for_all_clients() {
     for failure in [503, 0] {

@@ -1,5 +1,5 @@
-//! Outcomes of one load with more than one answer for all clients, with the processes and clients of `fleet`:
-//! variants, validation, stale, broken and slow responses.
+//! Loads whose clients do not all receive the same answer, with the processes and clients of `fleet`: variants, validation, and stale,
+//! broken and slow responses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const LANGUAGES: [&str; 3] = ["de", "en", "fr"];
 const TAG: &str = "\"a\"";
 const PIECES: usize = 10;
 
-/// The answer of a process of the fleet for these outcomes.
+/// The answer of a process of the fleet, if the outcome is one of this file.
 pub(super) async fn answer(origin: &str, outcome: &str, headers: &HeaderMap) -> Option<Response> {
     let header = |name| headers.get(name).map_or("", |value| value.to_str().expect("text"));
     let load = |key: &str| {
@@ -71,14 +71,14 @@ fn no_header(_: usize) -> (&'static str, &'static str) {
     ("x-like", "all")
 }
 
-/// The statuses and texts that were seen, each once.
+/// The pairs of status and text that were received, each once.
 fn seen(saw: &[Saw]) -> BTreeSet<(u16, Option<&str>)> {
     assert_eq!(saw.len(), PROCESSES * CLIENTS);
     saw.iter().map(|(_, status, _, text)| (*status, text.as_deref())).collect()
 }
 
 impl Servers {
-    /// Sends a request to one process, outside the wave.
+    /// Sends a request to one process, in addition to those of the wave.
     async fn ask(&self, outcome: &str, control: &str) -> (u16, String, String) {
         let request = http::Request::get(format!("http://{}/{outcome}", self.addrs[0]))
             .header("host", "shop.example")
@@ -122,7 +122,7 @@ async fn a_stale_response_is_validated_once_for_two_hundred_clients_of_four_proc
         .await;
     let clients = servers.send("validated", no_header).await;
     servers.all_wait().await;
-    // All clients wait for the validation, a moment before it reaches the origin.
+    // By then all clients wait for the validation, which reaches the origin a moment later.
     eventually_eq("one validates", secs(30), 1, async || servers.origin.running("validated")).await;
     servers.origin.release("validated");
     let saw = servers.end(clients, "a validation").await;
@@ -138,7 +138,7 @@ async fn a_stale_response_is_refreshed_once_behind_two_hundred_clients_of_four_p
     let is_stale = async || servers.ask("stale", "only-if-cached").await.1.contains("ttl=-");
     eventually("it is stale", secs(30), is_stale).await;
     let clients = servers.send("stale", no_header).await;
-    // No client waits for the origin, which does not answer.
+    // The origin does not answer, so no client may wait for it.
     let saw =
         futures_util::future::join_all(clients).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
     assert_eq!(seen(&saw), BTreeSet::from([(200, Some("old"))]));

@@ -1,5 +1,5 @@
-//! The leader's client gets each byte as it arrives, except the end of the response, which waits until the response is
-//! stored: the byte that completes a known length, and otherwise the end itself.
+//! The leader's client receives each byte as it arrives, except the end of the response. The end waits until the response is stored: it is
+//! the byte that completes a known length or, without one, the end of the body itself.
 
 use bytes::Bytes;
 use http::{HeaderMap, Response, Version};
@@ -17,7 +17,7 @@ async fn start(shop: &Shop) -> Response<GuardedBody> {
     shop.clone().oneshot(get("/")).await.unwrap()
 }
 
-/// All data that is there now, without waiting.
+/// All data that can be read now, without waiting.
 async fn come(body: &mut GuardedBody) -> String {
     settle().await;
     let mut text = String::new();
@@ -50,7 +50,7 @@ async fn the_first_byte_reaches_the_leaders_client_long_before_the_last_and_wait
     assert_eq!(inner.calls(), 1);
 }
 
-/// Lines of a log, or of JSON: a reader gets them as late as the guard.
+/// The body is lines of a log, or of JSON. A reader must receive each line when the guard does.
 #[tokio::test(start_paused = true)]
 async fn each_line_of_a_stream_without_a_length_comes_when_it_is_sent() {
     for media_type in ["application/json", "text/plain"] {
@@ -84,7 +84,7 @@ async fn with_a_content_length_only_the_byte_that_completes_it_is_withheld() {
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit"));
 }
 
-/// Head and body in two small writes would be separated by 40 ms: Nagle's algorithm waits for a delayed acknowledgement.
+/// If head and body went out in two small writes, 40 ms would lie between them: Nagle's algorithm waits for a delayed acknowledgement.
 #[tokio::test(start_paused = true)]
 async fn a_complete_body_goes_out_with_its_head() {
     let shop = shop(&Inner::numbered(|_| ()));
@@ -127,7 +127,7 @@ async fn a_client_that_leaves_in_the_middle_stops_nothing() {
     settle().await;
     drop(feed);
     assert!(all(followers).await.iter().all(|seen| seen.text() == "abcdef"));
-    // The stored response's age counts from its head (RFC 9111, 4.2.3).
+    // The age of the stored response counts from when its head was received (RFC 9111, 4.2.3).
     assert!(ask(&shop, get("/")).await.remark().starts_with("hit; ttl="));
     assert_eq!(inner.calls(), 1);
 }
@@ -165,7 +165,7 @@ async fn an_empty_body_withholds_the_head_until_it_is_stored() {
             let response = start(&shop).await;
             assert!(response.body().is_end_stream(), "the head is all there is");
             assert_eq!(response.status(), status);
-            // The body is not read to its end: the head alone must suffice.
+            // The body is not read to its end, so the head alone must say that this is a hit.
             let hit = ask(&shop, get("/")).await;
             assert_eq!((hit.status, hit.text(), hit.remark().as_str()), (status, "", "hit; ttl=60"));
         }
@@ -221,7 +221,7 @@ async fn trailers_of_an_empty_body_survive_too() {
     }
 }
 
-/// The version is a connection's own (RFC 9110, 2.5), and the stored response came over another one.
+/// Each connection has its own version (RFC 9110, 2.5), and the stored response came over another connection.
 #[tokio::test(start_paused = true)]
 async fn the_http_version_of_another_connection_is_not_stored() {
     for version in [Version::HTTP_10, Version::HTTP_11, Version::HTTP_2, Version::HTTP_3] {
@@ -260,7 +260,7 @@ async fn a_hit_shares_the_stored_bytes_and_knows_its_size() {
     assert!(!hit.body().is_end_stream());
 }
 
-/// Regression: the trailers were lost.
+/// Regression: trailers that came before a slow end of the body were lost.
 #[tokio::test(start_paused = true)]
 async fn trailers_before_a_slow_end_reach_the_client() {
     let (feed, body) = Feed::new();

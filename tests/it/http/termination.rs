@@ -1,5 +1,5 @@
-//! X1: a replica that gets a SIGTERM while it loads. Runs `examples/axum_server.rs` as a real process, because users
-//! copy that program.
+//! X1: a replica receives a SIGTERM while it loads. The tests run `examples/axum_server.rs` as a real process, because users copy that
+//! program.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, String) {
     let redis = server.minimal_user();
-    // Nothing may time out on a busy machine, and no lease ends in this time: a free lease was released.
+    // Nothing must time out on a busy machine, and no lease must end during a test: a lease that is free was released.
     let patient = [("BUDGET_MS", "4000"), ("LEASE_MS", "60000")];
     let env = [("REDIS_URL", &*redis), ("PORT", "0"), ("LOAD_MS", load_ms), ("DEADLINE_MS", deadline_ms)];
     let env = [&env[..], &patient].concat();
@@ -29,8 +29,8 @@ fn replica(server: &RedisServer, load_ms: &str, deadline_ms: &str) -> (Example, 
     (replica, url)
 }
 
-/// One request for each of these reports. Returns the status and the body, or that the connection was cut. All have
-/// one host, as behind a load balancer, so that replicas share them.
+/// Requests each of these reports once. Returns its status and body, or that the connection was cut. All requests have the same host, as
+/// behind a load balancer, so that replicas share the responses.
 fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, String), ()>>> {
     let client = Client::builder(TokioExecutor::new()).build_http::<axum::body::Body>();
     let ask = |report: usize| {
@@ -47,7 +47,7 @@ fn ask_for(url: &str, reports: Range<usize>) -> Vec<JoinHandle<Result<(u16, Stri
     reports.map(ask).collect()
 }
 
-/// Each client gets its own report; the first has this number.
+/// Checks that each client receives its own report. The first one has this number.
 async fn are_served(calls: Vec<JoinHandle<Result<(u16, String), ()>>>, first: usize) {
     for (report, answer) in (first..).zip(join_all(calls).await) {
         let (status, body) = answer.expect("joined").expect("answered");
@@ -98,10 +98,10 @@ async fn loads_beyond_a_terminated_replicas_deadline_go_to_another() {
         leaves.printed("Shutdown "),
         format!("{{ finished: false, handed_over: {LOADS}, abandoned: 0, unsent_invalidations: 0 }}")
     );
-    // The leases were handed over, or freed if no process waited: the next request does not wait for a dead process's
-    // lease.
+    // Each lease was handed over, or released if no process waited for it, so the next request does not wait until a dead process's lease
+    // ends.
     keys(&server, "l", 0).await;
-    // Their loads were handed over: these clients are cut off with the process, or get an error just before.
+    // The loads of these clients were handed over, so they are cut off when the process ends, or receive an error just before.
     for answer in join_all(cut).await {
         if let Ok((status, text)) = answer.expect("joined") {
             assert_eq!(status, 502, "{text}");
@@ -135,7 +135,7 @@ async fn a_terminated_replica_ends_with_its_loads() {
     }
 }
 
-/// Handing over takes a second at most.
+/// The process must end at most a second after its deadline: handing over takes no longer.
 #[tokio::test]
 async fn a_terminated_replica_has_handed_over_a_second_after_its_deadline() {
     let deadline = Duration::from_millis(500);

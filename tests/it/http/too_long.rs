@@ -1,5 +1,5 @@
-//! Bodies over `max_body` without a header that says so: a handler's own bodies, with a length that the server writes
-//! outside the layer.
+//! Bodies over `max_body` whose head does not say their length, as handlers make them: the server adds the length only outside of the
+//! layer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -16,7 +16,7 @@ use crate::support::warnings::Warnings;
 
 const MOST: usize = 1000;
 
-/// A body that knows its minimum length and not its maximum.
+/// A body that knows a lower bound of its length, and no upper bound.
 struct AtLeast(Boxed, u64);
 
 impl Body for AtLeast {
@@ -55,7 +55,7 @@ fn guarded(inner: &Inner) -> (StampedeGuard, Shop) {
     (guard, shop)
 }
 
-/// Regression: such a body was reported as stored, buffered, and then loaded by each waiter for the whole.
+/// Regression: such a body was reported as stored and buffered, and then loaded by each waiter.
 #[tokio::test(start_paused = true)]
 async fn a_body_with_a_size_hint_over_max_body_is_decided_at_its_head() {
     let exact: fn() -> Boxed = || long(MOST + 1);
@@ -81,7 +81,7 @@ async fn a_body_with_a_size_hint_over_max_body_is_decided_at_its_head() {
     }
 }
 
-/// The head has not been sent yet when the length is known, so it must not say `stored`.
+/// Its length is known before its head is sent, so the head must not say `stored`.
 #[tokio::test(start_paused = true)]
 async fn a_body_found_too_long_before_its_head_is_sent_is_not_reported_as_stored() {
     let (_, shop) = guarded(&Inner::with(|_, _| Ok(Response::new(unannounced(MOST + 1)))));
@@ -89,7 +89,7 @@ async fn a_body_found_too_long_before_its_head_is_sent_is_not_reported_as_stored
     assert_eq!((seen.body.len(), seen.remark().as_str()), (MOST + 1, "fwd=uri-miss; detail=too-big"));
 }
 
-/// Regression: a hot route lost its protection without a sign.
+/// Regression: a hot route was no longer protected, and nothing said so.
 #[tokio::test(start_paused = true)]
 async fn bodies_that_are_too_long_are_recorded_and_warned_of_once_a_minute() {
     let warnings = Warnings::default();
@@ -112,7 +112,7 @@ async fn bodies_that_are_too_long_are_recorded_and_warned_of_once_a_minute() {
     for n in 1..=3 {
         assert_eq!(guard.stats().unshareable, n - 1);
         let response = tower::ServiceExt::oneshot(shop.clone(), get(&format!("/secret/{n}"))).await.unwrap();
-        // The third is not as long as it says, which its client notices.
+        // The third body is not as long as it says, which its client notices.
         let _ = response.into_body().collect().await;
         settle().await;
     }
@@ -127,7 +127,7 @@ async fn bodies_that_are_too_long_are_recorded_and_warned_of_once_a_minute() {
     assert_eq!((inner.calls(), guard.stats().unshareable), (5, 3));
 }
 
-/// A slow body is not a long one: a higher bound would not help.
+/// A body that is slow is not too long: a greater `max_body` would not help.
 #[tokio::test(start_paused = true)]
 async fn a_body_that_times_out_is_not_reported_as_too_long() {
     let (feed, body) = Feed::new();

@@ -1,4 +1,4 @@
-//! A response is not served any more after an unsafe method may have changed it (RFC 9111, 4.4).
+//! Once an unsafe method may have changed a resource, its stored response is not served any more (RFC 9111, 4.4).
 
 use http::Method;
 use stampede_guard::http::HttpPolicy;
@@ -52,8 +52,8 @@ async fn an_unsafe_method_invalidates_its_target_in_all_replicas() {
     }
 }
 
-/// A7: by RFC 9112, 3.2.2 the URI wins, but a handler may go by `Host`. A GET like this is not shared. Regression:
-/// such a PUT invalidated neither resource.
+/// A7: RFC 9112, 3.2.2 says that the URI wins, but a handler may use `Host`. A GET with both is not shared. Regression: a PUT with both
+/// invalidated neither resource.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_invalidates_the_resources_of_its_uri_and_of_its_host() {
     let all = ["http://a.example/p", "http://b.example/p", "http://c.example/p"];
@@ -95,7 +95,7 @@ async fn safe_methods_invalidate_nothing() {
     }
 }
 
-/// A7: only of the same origin, or one site could empty another site's cache.
+/// A7: a `Location` invalidates only at the same origin. Otherwise one site could empty another site's cache.
 #[tokio::test(start_paused = true)]
 async fn locations_of_the_same_origin_are_invalidated_too() {
     let cases: [(&[_], &[&str]); 5] = [
@@ -128,7 +128,7 @@ async fn locations_of_the_same_origin_are_invalidated_too() {
     }
 }
 
-/// A load that began before the change may have seen the state before it.
+/// A load that began before the unsafe method has ended may have read the state before the change.
 #[tokio::test(start_paused = true)]
 async fn a_load_during_an_unsafe_method_is_not_stored() {
     let inner = Inner::with(|n, request| {
@@ -177,7 +177,7 @@ async fn each_unsafe_request_is_sent_without_waiting() {
     assert_eq!(numbers, (1..=10).collect::<Vec<_>>());
 }
 
-/// Strictly, the response to a POST may be stored for GETs; but no GET waits for that.
+/// In strict mode, the response to a POST may be stored for GETs, but no GET waits for the POST.
 #[tokio::test(start_paused = true)]
 async fn a_post_in_progress_or_abandoned_delays_no_get() {
     for abandoned in [false, true] {
@@ -197,7 +197,7 @@ async fn a_post_in_progress_or_abandoned_delays_no_get() {
     }
 }
 
-/// A7: the response from before the POST is invalid, whether or not the POST's response is stored instead.
+/// A7: a response from before the POST is invalid, whether or not the POST's own response is stored in its place.
 #[tokio::test(start_paused = true)]
 async fn a_post_with_the_representation_leaves_no_older_response() {
     let inner = Inner::with(|n, request| {
@@ -232,7 +232,7 @@ async fn a_store_that_hangs_delays_the_answer_no_longer_than_the_budget() {
     server.pause();
     let started = Instant::now();
     assert_eq!(ask(&shop, request("DELETE", "/a", &[])).await.status, 204);
-    // The work that goes on behind the answer would take two seconds.
+    // The invalidation that goes on after the answer would take two seconds.
     assert!(started.elapsed() < Duration::from_millis(1_900), "{:?}", started.elapsed());
     server.resume();
     eventually("what goes on behind the answer ends", Duration::from_secs(10), async || {
@@ -280,7 +280,7 @@ async fn an_unsafe_method_without_an_answer_invalidates_in_all_replicas() {
     }
 }
 
-/// A7. Regression: any client could force reloads by a DELETE that hangs up before it is refused.
+/// A7. Regression: any client could force reloads, by sending a DELETE and hanging up before it is refused.
 #[tokio::test(start_paused = true)]
 async fn a_refused_change_of_a_client_that_hung_up_invalidates_nothing() {
     for (status, stays) in
@@ -307,7 +307,7 @@ async fn a_refused_change_of_a_client_that_hung_up_invalidates_nothing() {
     }
 }
 
-/// The request may be dropped with its runtime, or after it: then the store can not be notified, and nothing is logged.
+/// The request is dropped with its runtime, or after the runtime: the store cannot be notified then, and nothing is logged.
 #[test]
 fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -328,8 +328,8 @@ fn a_change_without_an_answer_outside_a_runtime_is_dropped_silently() {
     drop(one);
 }
 
-/// RFC 9110, 13.1: such conditions decide whether the origin has to apply the method; only a GET is answered that the client
-/// has the representation already.
+/// RFC 9110, 13.1: with such conditions the origin decides whether it applies the method. Only a GET may be answered by the guard that the
+/// client has the representation already.
 #[tokio::test(start_paused = true)]
 async fn a_conditional_post_has_the_origins_own_answer() {
     let conditions = [("if-none-match", "*"), ("if-modified-since", "Sun, 06 Nov 2094 08:49:37 GMT")];
@@ -348,7 +348,7 @@ async fn a_conditional_post_has_the_origins_own_answer() {
     }
 }
 
-/// A7: the target is invalid, whichever client changes it.
+/// A7: the change invalidates its target for all clients, even if the key hook makes the changing client bypass.
 #[tokio::test(start_paused = true)]
 async fn an_editor_that_bypasses_by_the_key_hook_invalidates_for_other_clients() {
     let http = HttpPolicy::default().key(|parts| match parts.headers.get("x-editor") {

@@ -22,7 +22,7 @@ fn with(status: u16, headers: &'static [(&'static str, &'static str)]) -> Answer
     answer(move || Ok(respond(status, headers, whole("new"))))
 }
 
-/// The first call is answered with "old" under this `Cache-Control`, all later ones with `then`.
+/// The first call is answered with "old" under this `Cache-Control`, and all later ones with `then`.
 fn origin(control: &'static str, then: Answer) -> Inner {
     Inner::with(move |n, _| match n {
         1 => Ok(respond(200, &[("cache-control", control), ("etag", "\"a\"")], whole("old"))),
@@ -98,7 +98,7 @@ async fn a_refresh_that_is_answered_about_the_resource_ends_the_stored_response(
     }
 }
 
-/// Beyond `stale-while-revalidate` the stored response only stands in for failures: not for one that follows such an answer.
+/// Beyond `stale-while-revalidate` the stored response only stands in for failures, but not for a failure that follows such an answer.
 #[tokio::test(start_paused = true)]
 async fn a_load_that_is_answered_about_the_resource_leaves_no_stand_in() {
     for (case, then) in about_the_resource() {
@@ -151,12 +151,12 @@ async fn a_back_off_extends_no_window() {
         let expected = if status == 503 { 2 } else { 1 };
         assert_eq!(served_for(&inner, 30).await, expected, "{status} {headers:?}");
     }
-    // Without any answer `stale_on_disconnect` counts, which is a minute.
+    // If there is no answer at all, `stale_on_disconnect` counts, which is a minute.
     let inner = origin("max-age=1, stale-while-revalidate=2", answer(|| Err(Down("no route".into()))));
     assert_eq!(served_for(&inner, 90).await, 60);
 }
 
-/// Each failure wrote a shorter window.
+/// Regression: each failure wrote a shorter window.
 #[tokio::test(start_paused = true)]
 async fn failures_one_after_another_leave_the_window_as_it_is() {
     let inner = origin("max-age=1, stale-while-revalidate=2, stale-if-error=9", with(503, &[]));

@@ -15,7 +15,7 @@ use super::kit::{
 const CHANGED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
 const TAG: &str = "\"a\"";
 
-/// Has one representation, `body`, under the tag `"a"`: answers 304 to requests with that tag.
+/// An origin with one representation, `body`, whose tag is `"a"`: it answers 304 to requests with that tag.
 fn tagged(control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let number = n.to_string();
@@ -42,7 +42,7 @@ async fn a_validation_is_the_triggering_request_with_our_conditions() {
         }
     });
     let shop = shop(&inner);
-    // A9: a client's own conditions are about its own copy.
+    // A9: a client's own conditions are about the client's copy, so they are not forwarded.
     ask(&shop, request("GET", "/", &[("if-none-match", "\"mine\""), ("x-trace", "1")])).await;
     tokio::time::sleep(secs(12)).await;
     ask(&shop, request("GET", "/", &[("if-none-match", "\"mine\""), ("x-trace", "2")])).await;
@@ -130,7 +130,7 @@ async fn a_changed_representation_replaces_the_stored_one() {
     assert_eq!(ask(&shop, get("/")).await.text(), "2");
 }
 
-/// A6: a response that must never be reused without validation is stored in order to be validated.
+/// A6: such a response must never be reused without validation, but may be stored in order to be validated.
 #[tokio::test(start_paused = true)]
 async fn no_cache_is_stored_and_validated_each_time() {
     let inner = tagged("no-cache");
@@ -153,8 +153,8 @@ async fn no_cache_is_stored_and_validated_each_time() {
     assert_eq!(inner.calls(), 5);
 }
 
-/// nginx gives a compressed 200 a weak tag and its 304 the strong one; after a deploy that adds tags, a request that
-/// asks by date gets a 304 with a tag.
+/// nginx gives a compressed 200 a weak tag, and its 304 the strong form of it. After a deployment that adds tags, a validation by date may
+/// receive a 304 with a tag.
 #[tokio::test(start_paused = true)]
 async fn a_304_with_the_strong_form_of_a_weak_tag_confirms() {
     for stored in [("etag", "W/\"a\""), ("last-modified", CHANGED)] {
@@ -255,7 +255,7 @@ fn conditions() -> [(Req, bool); 8] {
     ]
 }
 
-/// Always the same representation, which no validation request may reach.
+/// An origin with always the same representation, whose requests must contain no conditions.
 fn unconditional(control: &'static str) -> Inner {
     Inner::with(move |_, request| {
         for name in ["if-none-match", "if-modified-since"] {
@@ -324,7 +324,7 @@ async fn a_client_that_has_a_private_response_is_answered_304_too() {
     }
 }
 
-/// A handler may confirm the representation, and add fields for one client only.
+/// The handler confirms the representation by a 304, and adds fields for this client only.
 #[tokio::test(start_paused = true)]
 async fn an_unshareable_304_is_for_its_own_client_only() {
     let inner = Inner::with(|n, request| {

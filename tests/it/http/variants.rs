@@ -24,14 +24,14 @@ fn speaking(status: u16, control: &'static str) -> Inner {
     })
 }
 
-/// Sends `n` requests in each language to each of these, in turns.
+/// Sends `n` requests in each language to each of `shops`, in turns.
 fn send_in_languages(shops: &[Shop], n: usize) -> Vec<(&'static str, tokio::task::JoinHandle<Seen>)> {
     let turns = (0..n).flat_map(|_| LANGUAGES);
     let all = turns.flat_map(|language| shops.iter().map(move |shop| (language, shop)));
     all.map(|(language, shop)| (language, send(shop, in_language(language)))).collect()
 }
 
-/// All responses; each must be in its request's language.
+/// Returns all responses. Each must be in the language of its request.
 async fn each_in_its_own(clients: Vec<(&'static str, tokio::task::JoinHandle<Seen>)>) -> Vec<Seen> {
     let mut seen = Vec::new();
     for (language, one) in clients {
@@ -85,7 +85,7 @@ async fn equivalent_header_values_are_one_variant() {
                 "{name}: {value}"
             );
         }
-        // As several lines, which are one list.
+        // Sent as several lines, which are one list.
         if name == "x-kind" {
             let lines = request("GET", "/", &[(name, "a"), (name, "b")]);
             assert_eq!(ask(&shop, lines).await.text(), "1");
@@ -112,7 +112,7 @@ async fn several_headers_make_a_variant_for_each_combination() {
         }
     }
     assert_eq!(inner.calls(), 4);
-    // One header's value is not taken for another's.
+    // The value of one header is not taken for the value of another.
     ask(&shop, request("GET", "/", &[("accept-language", "1"), ("x-tier", "de")])).await;
     assert_eq!(inner.calls(), 5);
 }
@@ -136,7 +136,7 @@ async fn on_a_cold_key_variants_coalesce_only_among_themselves() {
     assert_eq!(inner.calls(), 4);
 }
 
-/// A4, A5
+/// A4, A5: a `Vary` that contains `*`.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_varies_on_everything_is_not_shared_and_replaces_no_variant() {
     let inner = Inner::with(|n, request| {
@@ -189,7 +189,7 @@ async fn the_policy_can_vary_on_headers_that_responses_do_not_name() {
         assert!(one.await.unwrap().text().starts_with(&format!("{tenant}/")));
     }
     assert_eq!(inner.calls(), 2);
-    // Beside the headers that the response varies on.
+    // The tenant separates responses in addition to the headers on which they vary.
     for tenant in tenants {
         for language in ["de", "en", "de"] {
             let headers = [("x-tenant", tenant), ("accept-language", language), ("x-varied", "1")];

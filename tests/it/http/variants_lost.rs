@@ -1,4 +1,4 @@
-//! Events that remove a resource's variants, and events that do not.
+//! Which events remove the stored variants of a resource, and which do not.
 
 use stampede_guard::StampedeGuard;
 use stampede_guard::http::{HttpPolicy, cache_key};
@@ -14,7 +14,7 @@ fn by(headers: &[(&str, &str)]) -> Req {
     request("GET", "/", headers)
 }
 
-/// An error page seldom has a `Vary`. Regression: one error removed the variants that could stand in for it.
+/// An error page seldom has a `Vary`. Regression: one error removed all variants, although they could have stood in for it.
 #[tokio::test(start_paused = true)]
 async fn an_error_says_nothing_about_the_variants_that_are_stored() {
     let inner = Inner::with(|n, request| {
@@ -35,8 +35,8 @@ async fn an_error_says_nothing_about_the_variants_that_are_stored() {
     }
 }
 
-/// A request that comes during a load makes no look-up, since the load began because nothing was found. But with
-/// variants, only one of them was not found.
+/// A request that comes during a load makes no look-up, because the load began when nothing was found. But if the resource has variants,
+/// only one of them was not found, and the others may be stored.
 #[tokio::test(start_paused = true)]
 async fn a_request_for_a_fresh_variant_waits_for_no_other() {
     for ill in [None, Some(503)] {
@@ -70,7 +70,7 @@ async fn a_request_for_a_fresh_variant_waits_for_no_other() {
     }
 }
 
-/// A validation that names a new `Vary` header is for requests with the same value of it only.
+/// If a validation names a new header in `Vary`, its response is only for requests with the same value of that header.
 #[tokio::test(start_paused = true)]
 async fn a_validation_with_a_longer_vary_is_for_equal_requests_only() {
     let inner = Inner::with(|n, request| {
@@ -97,8 +97,8 @@ async fn a_validation_with_a_longer_vary_is_for_equal_requests_only() {
     }
 }
 
-/// The variants are found through the resource's own entry. Regression: a load that had read this entry, and got the
-/// lease only after an invalidation, restored all variants.
+/// The variants are found through the entry of the resource. Regression: a load had read this entry, and got the lease only after an
+/// invalidation. Its commit brought all variants back.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
@@ -135,7 +135,7 @@ async fn an_invalidation_between_look_up_and_lease_invalidates_all_variants() {
     assert_eq!(ask(&shop, in_language("de")).await.text(), "de 4");
 }
 
-/// The resource is expired, and with it each of its variants, wherever they are stored.
+/// An expiry of the resource also expires each of its variants, under whichever key it is stored.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_reaches_all_variants() {
     for control in
@@ -152,8 +152,7 @@ async fn an_expiry_reaches_all_variants() {
             ask(&shop, in_language(language)).await;
         }
         guard.expire(cache_key(&"http://shop.example/".parse().unwrap()).unwrap()).await.unwrap();
-        // Starts with another variant than the one stored with the resource: a load of that one decides about the
-        // others.
+        // Begins with a variant that is not the one stored with the resource: a load of the latter decides about all others.
         for (n, language) in ["en", "fr", "de"].iter().enumerate() {
             let seen = ask(&shop, in_language(language)).await;
             assert_eq!(seen.text(), format!("{language} {}", n + 4), "{control}");
@@ -189,8 +188,8 @@ async fn an_answer_with_a_shorter_vary_leaves_the_other_variants_stored() {
     assert_eq!(inner.calls(), all.len());
 }
 
-/// The resource's own entry determines the headers that it depends on: an origin that depends on fewer headers is
-/// believed with the next load.
+/// The entry of the resource says on which headers it depends. If the origin now depends on fewer headers, that counts from the next load
+/// on.
 #[tokio::test(start_paused = true)]
 async fn a_resource_with_a_shorter_vary_uses_it_from_its_next_load_on() {
     let inner = Inner::with(|n, _| {
@@ -209,7 +208,7 @@ async fn a_resource_with_a_shorter_vary_uses_it_from_its_next_load_on() {
     }
 }
 
-/// Regression: each of them loaded, because their responses replaced the first one.
+/// Regression: each of these requests loaded, because their responses replaced the first one's.
 #[tokio::test(start_paused = true)]
 async fn requests_with_credentials_behind_another_variant_share_a_load() {
     let inner = Inner::with(|n, request| {
@@ -229,7 +228,7 @@ async fn requests_with_credentials_behind_another_variant_share_a_load() {
     assert_eq!(inner.calls(), 2);
 }
 
-/// Regression: the expired variants were hits again.
+/// Regression: after a failed load, the expired variants were hits again.
 #[tokio::test(start_paused = true)]
 async fn an_expiry_holds_for_other_variants_once_the_load_has_failed() {
     let inner = Inner::with(|n, request| {
@@ -254,7 +253,7 @@ async fn an_expiry_holds_for_other_variants_once_the_load_has_failed() {
     assert!(seen.remark().starts_with("fwd="), "{} {}", seen.text(), seen.remark());
 }
 
-/// Regression: this was a 502.
+/// Regression: such a request was answered with a 502.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_stands_in_is_never_another_variant() {
     let inner = Inner::with_headers(&[("cache-control", "max-age=10"), ("vary", "accept-language")]);

@@ -1,11 +1,11 @@
 //! Promise 16 with real processes on real servers: after a change has been acknowledged, no caller of any process that begins
 //! later receives an older value.
 //!
-//! Versions are numbers on a second server, which stays well. A change raises a version, changes the guard's value, and notes the
-//! moment of its acknowledgement. A reader notes a moment, asks, and notes the versions that it received. The oracle compares
-//! both afterwards: all processes read the same clock of the same machine.
+//! Versions are numbers on a second server, on which no fault is injected. A change raises a version, changes the guard's value, and notes
+//! the moment of its acknowledgement. A reader notes a moment, asks, and notes the versions that it received. The oracle compares both
+//! afterwards, which is possible because all processes read the same clock of the same machine.
 //!
-//! One fleet runs at a time: the bounds of its changes are for a machine that does little else.
+//! One fleet runs at a time, because the bounds of its changes are for a machine that does little else.
 
 mod changes;
 #[cfg(feature = "cluster")]
@@ -37,10 +37,10 @@ pub(crate) const ROLES: &[Role] = &[
     ("local.pages", pages::serve),
 ];
 
-/// The longest right of a process.
+/// For how long a process may serve copies after a renewal.
 const TERM: Duration = Duration::from_millis(500);
 
-/// The bound of a change while all processes are well; and what a silent process may add to its term.
+/// How long a change may take while no process has a fault, and how much longer than its term a silent process may delay one.
 const WELL: Duration = Duration::from_millis(500);
 const SLACK: Duration = Duration::from_secs(1);
 

@@ -18,7 +18,7 @@ use super::{keeping, replicas};
 
 type Body = Full<Bytes>;
 
-/// A service that counts its calls and answers with that number, by the request's language.
+/// A service that counts its calls for each language, and answers with the number of the call.
 #[derive(Clone, Default)]
 struct Counting(Arc<AtomicU32>);
 
@@ -37,7 +37,7 @@ impl Counting {
     }
 }
 
-/// What a client gets: status, `Age`, `Cache-Status`, body.
+/// What a client receives: status, `Age`, `Cache-Status` and body.
 async fn ask(
     guard: &StampedeGuard,
     service: &Counting,
@@ -117,11 +117,11 @@ async fn conditions_and_ranges_are_answered_from_a_copy() {
     assert!(guard.stats().local_hits > hits);
 }
 
-/// A read that began before a load may end after the load's commit, and must leave no copy then.
+/// A read that began before a load may be answered after the load's commit. Then it must not make a copy.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
-    // Within the deadline of a command.
+    // The delay is shorter than the deadline of a command.
     let [late, short] = [40, 1].map(Duration::from_millis);
     let (chaos, [(_, other), (_, guard)]) = fleet(keeping);
     chaos.latency(short, short);
@@ -129,14 +129,14 @@ async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
     warm(&guard, &service).await;
     ask(&other, &service, Request::post("http://shop/page")).await;
     ask(&other, &service, get("de")).await;
-    // `guard` has dropped its copy. The reply to its next read comes late. (It asks by a call for many keys, whose reads are not shared.)
+    // `guard` has dropped its copy, and the reply to its next read comes late. (That read is for many keys, so no other caller shares it.)
     chaos.latency(late, late);
     let key = guard.http_key(&get("de").body(()).expect("a request")).expect("a key");
     let mut reads = std::pin::pin!(guard.get_many::<u32, _>([key]));
     assert!(futures_util::poll!(&mut reads).is_pending());
     chaos.latency(short, short);
     let loads = async {
-        // The store has answered the read.
+        // By now the store has answered the read, and the reply is on its way.
         sleep(late / 2 + short).await;
         ask(&guard, &service, get("de").header("cache-control", "no-cache")).await
     };
@@ -153,7 +153,7 @@ async fn a_read_on_its_way_does_not_bring_back_what_a_load_has_replaced() {
     assert_eq!(again, loaded.2, "{status}, after {}", loaded.1);
 }
 
-/// Also while a change waits for a process that stands still.
+/// This also holds while a change waits for a process that stands still.
 #[cfg(feature = "testing")]
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_invalidates_all_of_its_targets_at_once() {

@@ -1,4 +1,4 @@
-//! What a policy and a call mean is the same with a local tier as without.
+//! A policy and a call mean the same with a local tier as without one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +74,7 @@ async fn a_copy_of_another_type_is_a_miss() {
     assert_eq!(guard.get_shared::<String>("k").await.expect("answered"), None);
     let text = guard.load("k").get_shared(|_| async { Ok::<_, String>("text".to_owned()) }).await;
     assert_eq!(*text.expect("loaded").value, "text");
-    // The value of before was replaced.
+    // The older value was replaced.
     assert_eq!(*load_shared(&guard, "k", 6).await, 6);
 }
 
@@ -175,7 +175,7 @@ async fn a_policy_without_copies_reads_the_store() {
     assert_eq!(guard.stats().local_hits, hits);
 }
 
-/// A value that calls the guard with its copy when it is dropped.
+/// A value that calls the guard when it is dropped, which may happen while the guard removes its copy.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Calling(u32);
 
@@ -210,7 +210,7 @@ fn a_value_is_dropped_while_no_lock_of_the_guard_is_held() {
     ended.recv_timeout(Duration::from_secs(30)).expect("no lock is waited for");
 }
 
-/// A value that replaces an older one and can not be stored ends the copies of the older one, as a value that is stored does.
+/// A value that replaces an older one and cannot be stored ends the copies of the older one, like a value that is stored.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_can_not_be_stored_reaches_the_copies_of_the_older_one() {
     let policy = || keeping().max_body(100).refresh_ahead(0.5);

@@ -15,12 +15,12 @@ use std::time::Duration;
 use stampede_guard::{MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::sleep;
 
-/// A policy that keeps copies for as long as they are fresh.
+/// A policy under which a process keeps copies for as long as they are fresh.
 fn keeping() -> PolicyBuilder {
     Policy::builder().local_for(Duration::MAX).fresh_for(Duration::from_secs(600)).ttl_jitter(0.0)
 }
 
-/// Guards of one store with this policy.
+/// Guards with this policy on one store.
 fn replicas<const N: usize>(policy: PolicyBuilder) -> [StampedeGuard; N] {
     let (store, policy) = (MemoryStore::new(), policy.build().expect("valid"));
     std::array::from_fn(|_| {
@@ -36,7 +36,7 @@ async fn load_shared(guard: &StampedeGuard, key: &str, value: u32) -> Arc<u32> {
     guard.load(key).get_shared(move |_| async move { Ok::<_, String>(value) }).await.expect("loaded").value
 }
 
-/// Asks until the answers come from memory: a first RENEW gives the right.
+/// Requests the key until it is served from memory, which needs a first RENEW.
 async fn warm(guard: &StampedeGuard, key: &str) {
     for _ in 0..200 {
         let before = guard.stats().local_hits;

@@ -17,7 +17,7 @@ fn guard(replica: &Replica, policy: PolicyBuilder) -> StampedeGuard {
     StampedeGuard::builder(replica.clone()).policy(policy).build().expect("valid")
 }
 
-/// A store and so many guards with their replicas.
+/// A store, and `N` guards on it with their replicas.
 pub(super) fn fleet<const N: usize>(
     policy: impl Fn() -> PolicyBuilder,
 ) -> (ChaosStore<MemoryStore>, [(Replica, StampedeGuard); N]) {
@@ -65,7 +65,7 @@ async fn an_acknowledged_invalidation_is_final_within_a_few_round_trips() {
         version(guard, &origin).await;
         warm(guard, "k").await;
     }
-    // The registry is young until a process has known it for a term.
+    // A registry is young until the process that asks has known it for a term.
     sleep(TERM * 2).await;
     for (_, guard) in [&one, &two, &three] {
         warm(guard, "k").await;
@@ -98,7 +98,7 @@ async fn an_invalidation_waits_for_a_silent_process_for_one_term_and_the_next_do
     let took = began.elapsed();
     assert!(took > TERM / 2 && took <= TERM, "{took:?}");
     assert_eq!(one.1.stats().local_waits, 1);
-    // It was removed from the registry.
+    // The first invalidation has removed the silent process from the registry.
     let again = Instant::now();
     one.1.invalidate("k").await.expect("acknowledged");
     assert!(again.elapsed() < Duration::from_millis(20), "{:?}", again.elapsed());
@@ -138,7 +138,7 @@ async fn a_process_that_is_cut_off_stops_serving_before_the_invalidation_returns
     assert!(two.1.stats().local_lapses > 0);
 }
 
-/// The lease may end during an attempt to renew it, or between two attempts that fail at once.
+/// The lease ends during an attempt to renew it, or between two attempts that fail at once. Either way that is one lapse.
 #[tokio::test(start_paused = true)]
 async fn each_lapse_of_the_lease_counts_once() {
     let (_chaos, [(replica, guard)]) = fleet(keeping);
@@ -157,7 +157,7 @@ async fn each_lapse_of_the_lease_counts_once() {
     }
 }
 
-// Without `local_while_down` an outage ends the hits; with it, they go on for so long, reported as stale.
+// Without `local_while_down`, an outage ends the hits. With it, they continue for as long as it says, and are reported as stale.
 #[tokio::test(start_paused = true)]
 async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     let down = Duration::from_secs(60);
@@ -179,7 +179,7 @@ async fn copies_are_served_during_an_outage_for_as_long_as_the_policy_says() {
     assert_eq!(load(&lasting, "k", 2).await, 2);
 }
 
-/// It is not notified of changes any more, and it sends no look-ups: each answer of it would be as of a failed one.
+/// After its shutdown a guard is not notified of changes, and sends no look-ups. A copy would only be served as for a failed look-up.
 #[tokio::test(start_paused = true)]
 async fn a_guard_that_was_shut_down_serves_no_copies() {
     let policy = || keeping().local_while_down(Duration::from_secs(60));
@@ -199,14 +199,14 @@ async fn a_guard_that_was_shut_down_serves_no_copies() {
     }
 }
 
-/// The look-up was on its way when the guard was shut down, and fails after it.
+/// The look-up was sent before the shutdown, and fails after it.
 #[tokio::test(start_paused = true)]
 async fn a_look_up_that_fails_after_the_shutdown_is_answered_by_no_copy() {
     let policy = || keeping().local_while_down(Duration::from_secs(60));
     let (_chaos, [(replica, closing), (_, other)]) = fleet(policy);
     load(&closing, "k", 1).await;
     warm(&closing, "k").await;
-    // Its right has ended, and its look-up has no answer yet.
+    // The process no longer has the right to serve copies, and its look-up has no answer yet.
     replica.cut();
     sleep(TERM * 2).await;
     let peeks = tokio::spawn({
@@ -234,7 +234,7 @@ async fn an_outage_serves_no_copy_that_was_not_checked_for_the_policys_tags() {
     assert_eq!(load(&guard, "k", 3).await, 1, "its policy has no tag");
 }
 
-/// `local_for` bounds the age of copies, with `local_while_down` more during an outage.
+/// `local_for` bounds the age of copies. During an outage, `local_while_down` is added to the bound.
 #[tokio::test(start_paused = true)]
 async fn an_outage_extends_the_age_of_copies_by_no_more_than_the_policy_says() {
     let [short, down] = [5, 60].map(Duration::from_secs);
@@ -242,7 +242,7 @@ async fn an_outage_extends_the_age_of_copies_by_no_more_than_the_policy_says() {
     let (_chaos, [(replica, guard)]) = fleet(policy);
     load(&guard, "k", 1).await;
     warm(&guard, "k").await;
-    // The process has its lease all the time, and no caller reads the copy anew.
+    // The process has its lease all the time, but no caller makes it read the value again.
     for _ in 0..100 {
         load(&guard, "another", 1).await;
         sleep(Duration::from_secs(1)).await;
@@ -251,7 +251,7 @@ async fn an_outage_extends_the_age_of_copies_by_no_more_than_the_policy_says() {
     assert_eq!(load(&guard, "k", 2).await, 2, "a copy of a hundred seconds");
 }
 
-// That the store has no value does not mean that no process has a copy.
+// If the store has no value, a process may still have a copy of it.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_reaches_the_copies_of_a_value_that_the_store_has_lost() {
     let (chaos, [one, two]) = fleet(keeping);
@@ -264,7 +264,7 @@ async fn a_refresh_reaches_the_copies_of_a_value_that_the_store_has_lost() {
     assert_eq!(load(&two.1, "k", 3).await, 2);
 }
 
-/// What a refresh has loaded without the store is not stored: there is nothing that must reach the copies.
+/// A value that a refresh has loaded without the store is not stored, so there is nothing that other copies would have to be replaced by.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_without_the_store_does_not_wait_for_it() {
     for keeps in [false, true] {
@@ -334,7 +334,7 @@ async fn an_idle_process_gives_its_lease_back_and_gets_it_again() {
     let before = chaos.commands();
     sleep(Duration::from_secs(60)).await;
     assert_eq!(chaos.commands(), before, "an idle process sends nothing");
-    // No process has a lease, so an invalidation waits for none.
+    // No process has a lease, so an invalidation waits for no process.
     let began = Instant::now();
     other.invalidate("k").await.expect("acknowledged");
     other.invalidate("k").await.expect("acknowledged");
@@ -345,7 +345,7 @@ async fn an_idle_process_gives_its_lease_back_and_gets_it_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_gives_the_lease_back_at_once_whenever_it_comes() {
-    // At any time of the period of the renewals, and while one is on its way.
+    // The moments are spread over the period between two renewals; at some of them a renewal is on its way.
     for late in (0..TERM.as_millis() as u64 / 3).step_by(37) {
         let (chaos, [(_, leaves), (_, stays)]) = fleet(keeping);
         for guard in [&leaves, &stays] {
@@ -363,7 +363,7 @@ async fn a_shutdown_gives_the_lease_back_at_once_whenever_it_comes() {
     }
 }
 
-/// A caller may leave before the silent process is known to be one.
+/// The caller may leave before the wait for the silent process has ended.
 #[tokio::test(start_paused = true)]
 async fn a_silent_process_is_removed_although_no_caller_waits_for_it_to_the_end() {
     let (_chaos, [(silent, keeps), (_, other)]) = fleet(keeping);
@@ -383,7 +383,7 @@ async fn a_silent_process_is_removed_although_no_caller_waits_for_it_to_the_end(
     assert!(began.elapsed() < Duration::from_millis(20), "{:?}", began.elapsed());
 }
 
-/// The wait that goes on without its caller may be in a runtime that is not driven any more.
+/// The wait continues without its caller, in a runtime that may not be driven any more.
 #[test]
 fn a_silent_process_is_removed_although_the_runtime_of_a_caller_rests() {
     const TERM: Duration = Duration::from_secs(1);
@@ -399,7 +399,7 @@ fn a_silent_process_is_removed_although_the_runtime_of_a_caller_rests() {
         load(&ended, "k", 1).await;
         warm(&ended, "k").await;
     });
-    // It ends without a shutdown, so its entry in the list stays.
+    // This process ends without a shutdown, so its entry in the registry stays.
     drop(ended);
     let is_dropped = async || timeout(TERM / 10, other.insert("k", &2)).await.is_err();
     assert!(runtimes[0].block_on(is_dropped()));
@@ -413,7 +413,7 @@ fn a_silent_process_is_removed_although_the_runtime_of_a_caller_rests() {
     });
 }
 
-/// A commit may take longer than its callers wait for it. Meanwhile the store still has the older value.
+/// A commit may take longer than the callers wait for it. Until it has run, the store returns the older value.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_returns_when_its_value_is_stored() {
     let mut late = 0;
@@ -427,7 +427,7 @@ async fn a_refresh_returns_when_its_value_is_stored() {
             Ok::<_, String>(2_u32)
         });
         assert_eq!(refreshed.await.expect("loaded").value, 2);
-        // The commit may also have had no answer in time.
+        // If the commit itself had no answer in time, this seed shows nothing.
         if one.stats().store_errors == errors {
             late += one.stats().budget_exceeded - budgets;
             assert_eq!(load(&two, "k", 3).await, 2, "seed {seed}");
@@ -436,7 +436,7 @@ async fn a_refresh_returns_when_its_value_is_stored() {
     assert!(late > 0, "no commit was late");
 }
 
-/// Nothing says whether the value is stored; the copies of the older one must be removed all the same.
+/// Nothing shows whether the value was stored. The copies of the older value must be removed in either case.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_without_an_answer_to_its_commit_reaches_the_copies() {
     for seed in 0..20 {
@@ -454,7 +454,8 @@ async fn a_refresh_without_an_answer_to_its_commit_reaches_the_copies() {
     }
 }
 
-/// The refresh stores nothing, because an invalidation has taken its lease. That invalidation still waits for a copy: so does the refresh.
+/// The refresh stores nothing, because an invalidation has taken its lease. As long as that invalidation waits for a copy, so does the
+/// refresh.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_loses_its_lease_to_a_change_waits_for_the_copies_too() {
     let (chaos, [(_, one), (_, two), (cut_off, three)]) = fleet(keeping);
@@ -477,7 +478,7 @@ async fn a_refresh_that_loses_its_lease_to_a_change_waits_for_the_copies_too() {
     assert_ne!(load(&three, "k", 3).await, 1);
 }
 
-/// The list of processes may be lost while a process that has just learned of it waits for its own inbox.
+/// The registry may be lost while a process that has just learned of it waits for its own inbox.
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_lost_during_the_first_change_of_a_process_is_waited_for() {
     let mut unreachable = 0;
@@ -518,7 +519,7 @@ async fn copies_take_no_more_bytes_than_the_builder_allows() {
     assert!(local.copies > 500 && local.capacity <= CAPACITY, "{local:?}");
 }
 
-/// A buffer that reports its drop.
+/// A buffer that reports when it is dropped.
 struct Buffer {
     bytes: Vec<u8>,
     _alive: Arc<()>,

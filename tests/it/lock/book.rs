@@ -1,5 +1,5 @@
-//! Tests of the mutex for the flaws and gaps of the locks in Redis in Action (6.2 and 11.2): the rows S3 about locks.
-//! The rows about semaphores are tested in `semaphore`.
+//! Tests of the mutex for the flaws and gaps of the locks in *Redis in Action* (6.2 and 11.2): the rows S3 about locks. The rows S3 about
+//! semaphores are tested in `semaphore`.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn lock_gives_up_after_ten_seconds_or_its_timeout() {
     }
 }
 
-/// S3.5: the flaw of making no attempt at all when the timeout is zero.
+/// S3.5: it would be a flaw to make no attempt at all when the timeout is zero.
 #[tokio::test]
 async fn a_timeout_of_zero_makes_one_attempt() {
     let server = RedisServer::start();
@@ -66,7 +66,7 @@ async fn the_key_holds_the_token_for_its_time_to_live() {
     for (ttl, least, most) in [(ms(1_200), 1_101, 1_200), (Duration::from_micros(1_200_001), 1_101, 1_201)] {
         let mutex = with(&locks, |builder| builder.ttl(ttl));
         let mut longest = 0;
-        // Part of the TTL passes before PTTL reads it: much on a busy machine, but not in every round.
+        // Part of the TTL passes before PTTL reads it. On a busy machine that may be much, but not in every round.
         for _ in 0..10 {
             let mut guard = locked(&mutex).await;
             let left: i64 = server.run(&["PTTL", mutex.key()]);
@@ -87,7 +87,7 @@ struct Config {
     redis: String,
 }
 
-/// The role `book.holder`: acquires the lock for three seconds, and never releases it.
+/// The role `book.holder`: a process that acquires the lock for three seconds, and never releases it.
 fn holder(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -97,7 +97,7 @@ fn holder(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The role `book.acquirers`: acquires and releases 25 locks as fast as it can, with random TTLs.
+/// The role `book.acquirers`: a process that acquires and releases 25 locks as fast as it can, with random TTLs.
 fn acquirers(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -115,7 +115,7 @@ fn acquirers(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// S3.15: after a crash of the holder, waiters wait for the rest of its TTL, and not for ever.
+/// S3.15: after a crash of the holder, waiters wait only for the rest of its TTL.
 #[tokio::test]
 async fn a_holder_that_crashes_costs_its_time_to_live() {
     let server = RedisServer::start();
@@ -129,8 +129,8 @@ async fn a_holder_that_crashes_costs_its_time_to_live() {
     assert!(since.elapsed() < ms(3_000) + A_MOMENT, "{:?}", since.elapsed());
 }
 
-/// S3.7: the flaw of setting the key first and its TTL next. Forty processes, each with 25 acquisitions in flight, are
-/// killed after a random time.
+/// S3.7: it would be a flaw to set the key first and its TTL next. Forty processes, each of which makes 25 acquisitions at once, are killed
+/// after a random time.
 #[tokio::test]
 async fn a_thousand_acquisitions_killed_anywhere_leave_no_key_for_ever() {
     let server = RedisServer::start();
@@ -205,7 +205,7 @@ async fn each_step_is_one_cached_script() {
         });
         let queue = "sg1:mq:{default:market}";
         eventually_eq("it waits", SOON, 1, async || server.run::<usize>(&["LLEN", queue])).await;
-        // A longer TTL: a shorter one would be announced to the waiter, which would then send a command.
+        // This TTL is longer. A shorter one would be announced to the waiter, which would then send a command.
         assert!(guard.extend(ms(120_000)).await.expect("asks") && guard.unlock().await.expect("asks"));
         assert!(next.await.expect("joined"));
     };
@@ -220,7 +220,7 @@ async fn each_step_is_one_cached_script() {
     assert_eq!((commands.total, commands.of("evalsha")), (25, 25), "five each: {commands:#?}");
 }
 
-/// S3.13
+/// S3.13: with the prefix `lock:`, a mutex has the key of the book's lock, which is excluded by it.
 #[tokio::test]
 async fn the_books_key_prefix_is_supported() {
     let server = RedisServer::start();
@@ -228,7 +228,7 @@ async fn the_books_key_prefix_is_supported() {
     assert_eq!(mutex.key(), "lock:market");
     let guard = locked(&mutex).await;
     assert_eq!(server.run::<String>(&["GET", "lock:market"]), guard.token());
-    // The book's own acquire is refused.
+    // The book's own way to acquire is refused.
     assert_eq!(server.run::<i64>(&["SETNX", "lock:market", "theirs"]), 0);
 }
 
@@ -255,7 +255,7 @@ async fn a_holder_learns_that_its_lock_is_lost() {
     }
 }
 
-/// A resource beside the lock. It refuses a write with a fence below the last accepted one.
+/// A resource that the lock protects. It refuses a write whose fence is below the last accepted one.
 #[derive(Debug, Default)]
 struct Register {
     fence: u64,
@@ -272,8 +272,8 @@ impl Register {
     }
 }
 
-/// S3.16: failures (c) and (d), several clients that each believe to hold the lock. Two nodes make 2,000 acquisitions,
-/// some of which are lost before they write. Fences only grow, and a late write is refused.
+/// S3.16: failures (c) and (d), in which several clients believe to hold the lock. Two nodes make 2,000 acquisitions, some of which are
+/// lost before they write. Fences only grow, so a late write is refused.
 #[tokio::test]
 async fn fences_only_grow_and_a_late_write_is_refused() {
     const ACQUISITIONS: u32 = 2_000;
@@ -315,7 +315,7 @@ async fn fences_only_grow_and_a_late_write_is_refused() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new(), "no counter is left for ever");
 }
 
-/// S3.22: by default, pauses between polls have jitter, which only lengthens the configured interval.
+/// S3.22: by default, the pauses between polls have jitter, which only makes them longer than the configured interval.
 #[tokio::test(start_paused = true)]
 async fn polling_has_jitter_by_default() {
     let store = MemoryStore::new();
@@ -335,7 +335,7 @@ async fn polling_has_jitter_by_default() {
     assert!((92..100).contains(&seen[0]) && (100..=101).contains(&seen[1]), "{seen:?}");
 }
 
-/// S3.23: one lock per item instead of one for the market.
+/// S3.23: items can be locked one by one, instead of the whole market.
 #[tokio::test]
 async fn locks_of_different_items_are_held_at_once() {
     let server = RedisServer::start();

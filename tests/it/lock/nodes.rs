@@ -1,5 +1,5 @@
-//! Connected nodes for the lock tests. Other tests keep the machine busy: at times it stands still for a second or
-//! two, which says nothing about a lock.
+//! Connected nodes for the lock tests. Other tests keep the machine busy, so that it stands still for a second or two at times, which says
+//! nothing about a lock.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,16 @@ use crate::support::PATIENCE;
 use crate::support::probe::eventually;
 use crate::support::redis_server::RedisServer;
 
-/// Limit for an event that must happen, at no particular speed.
+/// The limit for an event that must happen, however slowly.
 pub(super) const SOON: Duration = Duration::from_secs(10);
 
-/// Limit for an event that must not wait for a TTL or a lease to end. Both are a minute by default, far above this
-/// limit.
+/// The limit for an event that must not wait for the end of a TTL or a lease. Both are a minute by default, far above this limit.
 pub(super) const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// Slack on top of a TTL of three seconds: too short for a second such TTL.
+/// What may be added to a TTL of three seconds. It is too short for the event to have waited for a second TTL.
 pub(super) const A_MOMENT: Duration = Duration::from_millis(2_500);
 
-/// How often a call is repeated before its failure counts as permanent.
+/// How many times a call is repeated before its failure counts as permanent.
 const TRIES: usize = 200;
 
 pub(super) fn ms(ms: u64) -> Duration {
@@ -60,8 +59,8 @@ pub(super) async fn locked(mutex: &Mutex) -> MutexGuard {
     panic!("each grant comes too late");
 }
 
-/// The error of acquiring a mutex that is held. If the server pauses for longer than the timeout, that is a store
-/// error, and the call is repeated.
+/// The error of acquiring a mutex that is held. If the server stalls for longer than the timeout, the error is a store error, and the call
+/// is repeated.
 pub(super) async fn refused(mutex: &Mutex) -> LockError {
     let mut refused = mutex.lock().await.expect_err("it is held");
     for _ in 0..3 {

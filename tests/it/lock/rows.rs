@@ -1,8 +1,8 @@
-//! The table of rows is complete: no row is missing, and every test it names exists and cites its row.
+//! Checks that the table of rows is complete: no row is missing, and every test that it names exists and cites its row.
 
 use crate::support::rows;
 
-/// How many rows each system has.
+/// How many rows each system has in the table.
 const SYSTEMS: [(&str, u32); 6] = [("S0", 24), ("S1", 27), ("S2", 18), ("S3", 23), ("S4", 36), ("S5", 16)];
 
 #[test]

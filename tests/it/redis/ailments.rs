@@ -1,5 +1,5 @@
-//! R4, R9 to R12, R20: a server that runs but can not execute commands: it is busy with a script, loads its dump, has no
-//! room for connections, has lost its primary or its replicas, can not save, or evicts.
+//! R4, R9 to R12, R20: a server that runs but cannot execute commands: it is busy with a script, loads its dump, has no room for
+//! connections, has lost its primary or its replicas, cannot save, or evicts.
 
 use std::future::ready;
 use std::thread::JoinHandle;
@@ -12,10 +12,10 @@ use crate::support::probe::assert_nothing_left;
 use crate::support::scratch::Scratch;
 
 const STORED: u32 = 77;
-/// How many commands a request sends one after the other to a server that answers each with an error.
+/// How many commands a request sends one after the other, if the server answers each with an error.
 const COMMANDS: u32 = 2;
 
-/// Whether the sick server still serves stored values.
+/// Whether the failing server still serves stored values.
 #[derive(PartialEq)]
 enum Hits {
     Served,
@@ -48,7 +48,7 @@ pub(super) async fn run_endless_script(
     script
 }
 
-/// A server with `keys` keys that loads its dump slowly, once it has one.
+/// A server that has `keys` keys, and that loads its dump slowly once it has a dump.
 pub(super) fn with_a_slow_dump(keys: usize) -> (Scratch, RedisServer) {
     let files = Scratch::new();
     let folder = files.text("");
@@ -77,7 +77,7 @@ pub(super) fn without_a_folder() -> (Scratch, RedisServer) {
     (files, server)
 }
 
-/// Enables saving, so that a failed save makes the server refuse writes.
+/// Turns saving on, so that a failed save makes the server refuse writes.
 pub(super) const CAN_NOT_SAVE: [&str; 4] = ["CONFIG", "SET", "save", "3600 1000000"];
 pub(super) const NEED_NOT_SAVE: [&str; 4] = ["CONFIG", "SET", "save", ""];
 
@@ -88,7 +88,7 @@ pub(super) async fn has_failed_to_save(admin: &mut Connection) {
     is_refused(admin, &["SET", "probe", "1", "PX", "1"], "MISCONF").await;
 }
 
-/// A guard with the default policy, and an admin connection that was opened before the trouble.
+/// A guard with the default policy, and a connection for the test that was opened before the server fails.
 struct Patient {
     server: RedisServer,
     admin: Connection,
@@ -105,7 +105,7 @@ impl Patient {
         patient
     }
 
-    /// The guard with long bounds, for tests of storing and reading.
+    /// The guard with long bounds, for tests that store and read values.
     fn in_peace(&self) -> StampedeGuard {
         self.guard.with_policy(lease_of(Duration::from_secs(60)))
     }
@@ -114,7 +114,7 @@ impl Patient {
         Self::new(RedisServer::start()).await
     }
 
-    /// Checks that every call is answered, at almost no cost but the server's time for an error, and that callers of one key share a
+    /// Checks that every call is answered, at almost no cost beyond the server's time for an error, and that callers of one key share a
     /// load.
     async fn is_tolerated(&mut self, hits: Hits) {
         let guard = &self.guard;
@@ -124,7 +124,7 @@ impl Patient {
         for round in 0..40 {
             later.extend(requests(guard, &format!("later-{round}"), 1).await);
             let started = Instant::now();
-            // A server that is busy takes long to say so where other tests leave it little CPU.
+            // A busy server may take long to say so, if other tests leave it little CPU.
             let _ = redis::cmd("PING").exec(&mut self.admin);
             bare.push(started.elapsed());
         }
@@ -177,7 +177,7 @@ async fn loads_go_on_while_the_server_loads_its_dump() {
     patient.is_cured().await;
 }
 
-/// R20: open connections work; new ones are refused, and loads go on without them.
+/// R20: open connections continue to work, new ones are refused, and loads continue without those.
 #[tokio::test]
 async fn loads_go_on_while_the_server_has_no_room_for_connections() {
     let mut patient = Patient::started().await;
@@ -224,11 +224,11 @@ async fn a_server_that_can_not_save_serves_what_it_has() {
     patient.is_cured().await;
 }
 
-/// R4, R5: a server with so little memory that it evicts a lease during the load. The load that took over is the one that is stored.
+/// R4, R5: the server has so little memory that it evicts a lease during the load. Only the load that took over is stored.
 #[tokio::test]
 async fn an_evicted_lease_costs_one_load_and_overwrites_nothing() {
     let server = RedisServer::with_args(["--maxmemory", "4mb", "--maxmemory-policy", "allkeys-random"]);
-    // The lease is so long that it is not renewed meanwhile.
+    // The lease is so long that it is not renewed during the test.
     let policy = lease_of(Duration::from_secs(120));
     let guards = [local(&server, policy.clone()).await, local(&server, policy).await];
     let (old, new, loads) = (Gate::closed(), Gate::closed(), Counter::default());
@@ -262,7 +262,7 @@ async fn an_evicted_lease_costs_one_load_and_overwrites_nothing() {
     if let Some(stored) = guards[0].get::<u32>("k").await.expect("store") {
         assert_eq!(stored, 2, "the late commit is not stored");
     }
-    // An entry that is evicted right after its commit is a miss and leads to one load.
+    // If an entry is evicted right after its commit, that is a miss, which leads to one load.
     for round in 3..8 {
         evict("sg1:e:{default:k}");
         assert_eq!(answer(&guards[round as usize % 2], "k", round).await, round);

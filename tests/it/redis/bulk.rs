@@ -1,4 +1,4 @@
-//! Thousands of keys at once, in several nodes: a healthy server stays healthy.
+//! Thousands of keys at once, in several nodes, must not overload a healthy server.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -11,7 +11,7 @@ use crate::support::proxy::{Mode, Proxy};
 
 const NODES: usize = 3;
 
-/// All nodes ask for the same keys at once, beside requests for one hot key.
+/// Lets all nodes request the same keys at once, while other requests read one hot key.
 async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGuard, &Arc<AtomicUsize>)) {
     let guards = join_all((0..NODES).map(|_| local(server, lease_of(Duration::from_secs(10))))).await;
     answer(&guards[0], "hot", 7).await;
@@ -34,7 +34,7 @@ async fn at_once(server: &RedisServer, keys: u64, ask: impl AsyncFn(&StampedeGua
     assert!(stats.iter().all(|stats| stats.fail_open_loads == 0), "{stats:?}");
 }
 
-/// 14,656 loads, and 1,190 values that were stored.
+/// Regression: there were 14,656 loads, and only 1,190 values were stored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_ask_for_the_same_thousands_of_keys_load_each_once() {
     const KEYS: u64 = 5_000;
@@ -44,7 +44,7 @@ async fn nodes_that_ask_for_the_same_thousands_of_keys_load_each_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_single_callers_of_each_node_load_each_key_once() {
-    // Without optimisation, more reads than these take longer than a read may.
+    // Without optimisation, more reads than these take longer than a read may take.
     const KEYS: u64 = 1_000;
     let server = RedisServer::start();
     at_once(&server, KEYS, async |guard, loads| by_a_call_each(guard, KEYS, loads).await).await;
@@ -57,7 +57,7 @@ async fn a_warm_up_of_thousands_of_keys_by_several_nodes_stores_each_once() {
     at_once(&server, KEYS, async |guard, loads| by_a_warm_up(guard, KEYS, loads).await).await;
 }
 
-/// The server hangs as the loads end: no call waits for each of its values.
+/// The server hangs when the loads end. No call may wait for the command timeout of each of its values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_hangs_under_thousands_of_keys_costs_a_bounded_time() {
     const KEYS: u64 = 5_000;
@@ -71,15 +71,15 @@ async fn a_server_that_hangs_under_thousands_of_keys_costs_a_bounded_time() {
     let began = Instant::now();
     let answers = guard.get_or_load_many(0..KEYS, load).await;
     assert!(answers.iter().all(|answer| matches!(answer, Ok(Some(_)))));
-    // Two seconds on an idle machine. Waiting for a command per value would take minutes.
+    // It takes two seconds on an idle machine. Waiting for one command per value would take minutes.
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     server.resume();
 }
 
-/// Regression: few commands go at once to a near server. Where the way has become long, there must be more.
+/// Regression: only few commands are sent at once to a near server. When the server becomes distant, there must be more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_of_many_keys_at_a_server_that_has_become_distant_do_not_wait_one_behind_the_other() {
-    // As many at once as to the near server would take 15 seconds.
+    // With as many commands at once as at the near server, this would take 15 seconds.
     const KEYS: u64 = 1_000;
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
@@ -98,7 +98,7 @@ async fn callers_of_many_keys_at_a_server_that_has_become_distant_do_not_wait_on
     assert_eq!(guard.stats().fail_open_loads, 0);
 }
 
-/// Each command waits for tens of milliseconds at one of the masters.
+/// At one of the masters, each command has to wait for tens of milliseconds.
 #[cfg(feature = "cluster")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_master_does_not_delay_the_keys_of_another_one() {

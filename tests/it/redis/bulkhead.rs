@@ -1,5 +1,5 @@
-//! `max_concurrent_loads` over Redis: all processes keep it together while the server answers; otherwise the cap costs
-//! nothing, is not enforced, and a warning says so.
+//! `max_concurrent_loads` over Redis: while the server answers, all processes together keep within it. Otherwise the limit costs nothing,
+//! is not enforced, and a warning says so.
 
 use stampede_guard::{ErrorKind, LoadError, OnStoreDown};
 
@@ -20,7 +20,7 @@ async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
     for _ in 0..4 {
         guards.push(local(&server, capped().build().expect("valid")).await);
     }
-    // Two callers per key, in different guards, for eighteen keys.
+    // Each of eighteen keys has two callers, at different guards.
     let calls = (0..36).map(|call| {
         let (guard, loads, key) = (&guards[call % 4], loads.clone(), call / 2);
         let load = move || async move {
@@ -53,7 +53,7 @@ async fn the_cap_costs_nothing_while_the_server_is_dead_and_one_warning_says_so(
     assert_eq!(warnings.about("max_concurrent_loads is not kept").len(), 1, "{warnings:?}");
 }
 
-/// The server refuses only the command that counts: the cap is not enforced, and one warning says so.
+/// The server refuses only the command that counts loads: the limit is not enforced, and one warning says so.
 #[tokio::test]
 async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later() {
     let warnings = Warnings::default();
@@ -81,7 +81,7 @@ async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later()
         let (values, ()) = tokio::join!(join_all(calls), together);
         assert!(values.iter().all(Result::is_ok), "{values:?}");
         assert_eq!(warned(), outage);
-        // With `FailClosed` the call fails, and the origin is spared.
+        // With `FailClosed` the call fails instead, and the origin is not called.
         let spared = Counter::default();
         let load = {
             let spared = spared.clone();

@@ -1,14 +1,14 @@
-//! The drop matrix on a real server: a caller dropped at each of its await points, alone or with others behind it, does not
-//! disturb other callers and leaves no lease that the next caller would have to wait for.
+//! The drop matrix on a real server: a caller is dropped at each of its await points, alone or with others behind it. That does not disturb
+//! other callers, and leaves no lease that the next caller would have to wait for.
 
 use super::*;
 use crate::support::gate::Counter;
 use crate::support::probe::{DropAt, assert_nothing_left};
 
-/// A lease that is never released would make the next caller wait this long.
+/// If a lease is never released, the next caller has to wait this long, and its test fails.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A load with an await point.
+/// A load with one await point.
 fn load(loads: &Counter) -> impl FnOnce() -> BoxFuture<'static, Result<u32, String>> + Send + use<> {
     let loads = loads.clone();
     move || {
@@ -20,8 +20,7 @@ fn load(loads: &Counter) -> impl FnOnce() -> BoxFuture<'static, Result<u32, Stri
     }
 }
 
-/// Drops a caller at each of its polls, with a new key each time, until it completes before the drop; returns the number of
-/// drops.
+/// Drops a caller at each of its polls, each time with a new key, until it completes before the drop. Returns the number of drops.
 async fn matrix(
     followers: usize,
     server: &RedisServer,
@@ -74,7 +73,7 @@ async fn a_caller_dropped_while_it_connects_loses_nothing() {
     }
 }
 
-/// The guard is dropped while its load runs: the load's task keeps the connections until it ends.
+/// The guard is dropped while its load runs. The task of the load keeps the connections until the load ends.
 #[tokio::test]
 async fn a_guard_dropped_during_its_load_leaves_nothing() {
     let server = RedisServer::start();
@@ -90,7 +89,7 @@ async fn a_guard_dropped_during_its_load_leaves_nothing() {
     }
 }
 
-/// Callers in two nodes come and go at random while one key is loaded again and again.
+/// Callers of two nodes come and leave at random, while one key is loaded again and again.
 #[tokio::test]
 async fn callers_that_leave_at_random_leave_the_others_alone() {
     let server = RedisServer::start();

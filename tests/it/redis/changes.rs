@@ -1,4 +1,4 @@
-//! Unsafe HTTP requests while the Redis server is down: their invalidations can not be sent.
+//! Unsafe HTTP requests while the Redis server is down: their invalidations are retained.
 #![cfg(feature = "http")]
 
 use axum::body::Body;
@@ -40,7 +40,7 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     }
     keep_to_the_budget(&added, "changes");
     assert!(median(added.clone()) <= NOTHING, "{added:?}");
-    // However many they are: their invalidation is retained once, for the key and the tag of its resource.
+    // However many requests there are, their invalidation is retained only once for the key, and once for the tag of its resource.
     join_all((0..2_000).map(|_| ask(&app, "POST"))).await;
     settled(std::slice::from_ref(&guard)).await;
     assert_eq!(guard.stats().kept_invalidations, 2);
@@ -50,11 +50,11 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     eventually_eq("they are sent", SOON, 0, async || guard.stats().kept_invalidations).await;
     is_stored().await;
     ask(&app, "POST").await;
-    // An invalidation that takes longer than the request's time ends after the response.
+    // If an invalidation takes longer than its request may, it goes on after the response.
     eventually_eq("it is removed", SOON, Vec::<String>::new(), async || server.keys()).await;
 }
 
-/// In the changing process, a caller that comes after the change receives no older load, even if the store is down.
+/// In the process that made the change, a later caller does not join a load that began before it, even if the store is down.
 #[tokio::test]
 async fn a_later_caller_does_not_join_a_load_from_before_the_change() {
     let server = RedisServer::start();

@@ -13,7 +13,7 @@ use super::*;
 use crate::support::probe::{DropAt, assert_nothing_left};
 
 const LEASE: Duration = Duration::from_millis(800);
-/// The minimal duration. A test runs longer if servers start slowly, until enough calls are answered.
+/// The least duration of a test. If servers start slowly, it runs on until enough calls are answered.
 const FOR: Duration = Duration::from_secs(4);
 const KEYS: usize = 3;
 
@@ -31,7 +31,7 @@ impl Truth {
         self.versions[key].load(Ordering::SeqCst)
     }
 
-    /// Answers and confirmed invalidations.
+    /// The numbers of answers and of confirmed invalidations.
     fn totals(&self) -> (usize, usize) {
         (self.answered.load(Ordering::SeqCst), self.invalidated.load(Ordering::SeqCst))
     }
@@ -42,13 +42,13 @@ impl Truth {
     }
 }
 
-/// Sends one call after another until the test ends.
+/// Makes one call after another until the test ends.
 async fn callers(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: Arc<[AtomicU64; KEYS]>) {
     let mut random = fastrand::Rng::with_seed(seed);
     while !truth.over.load(Ordering::SeqCst) {
         let key = random.usize(..KEYS);
         let (takes, how, polls) = (random.u64(..40), random.u8(..20), random.usize(..5));
-        // The oldest correct answer: the version that this node has confirmed before the call.
+        // No answer may be older than the version whose invalidation this node has confirmed before the call.
         let oldest = confirmed[key].load(Ordering::SeqCst);
         let load = {
             let truth = Arc::clone(&truth);
@@ -74,13 +74,13 @@ async fn callers(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: 
     }
 }
 
-/// Changes the origin's version of a key and invalidates the key, again and again.
+/// Repeatedly changes the origin's version of a key, and invalidates the key.
 async fn changes(guard: StampedeGuard, truth: Arc<Truth>, seed: u64, confirmed: Arc<[AtomicU64; KEYS]>) {
     let mut random = fastrand::Rng::with_seed(seed);
     while !truth.over.load(Ordering::SeqCst) {
         let key = random.usize(..KEYS);
         let version = truth.versions[key].fetch_add(1, Ordering::SeqCst) + 1;
-        // An invalidation may stay unconfirmed if the server is down; it promises nothing then.
+        // If the server is down, an invalidation may stay unconfirmed. Then it promises nothing.
         if guard.invalidate(("key", key)).await.is_ok() {
             confirmed[key].fetch_max(version, Ordering::SeqCst);
             truth.invalidated.fetch_add(1, Ordering::SeqCst);
@@ -115,7 +115,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
     while started.elapsed() < FOR || truth.is_tame() {
         let (answered, invalidated) = truth.totals();
         assert!(started.elapsed() < FOR * 15, "{answered} answers, {invalidated} invalidations: too tame");
-        // The pauses grow, for servers that start more slowly than the first pauses.
+        // The pauses grow, in case the server starts more slowly than the first pauses last.
         let late = started.elapsed().saturating_sub(FOR) / 4;
         tokio::time::sleep(ms(random.u64(50..300)) + late).await;
         disturb(&server, &mut random).await;
@@ -129,7 +129,7 @@ async fn run(disturb: impl AsyncFn(&RedisServer, &mut fastrand::Rng)) {
 
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;
-    // As at the start: one load of a cold key for all nodes.
+    // The nodes work as at the start: they share one load of a cold key.
     let loads = crate::support::gate::Counter::default();
     let policy = lease_of(Duration::from_secs(60));
     let guards: Vec<_> = guards.into_iter().map(|guard| guard.with_policy(policy.clone())).collect();

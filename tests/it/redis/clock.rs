@@ -1,4 +1,4 @@
-//! Freshness goes by the server's clock, so processes with different clocks agree on it.
+//! The server's clock decides whether a value is fresh, so processes with different clocks agree.
 //!
 //! The machine has only one clock, so a relay between node and server changes the replies to TIME.
 
@@ -12,10 +12,10 @@ use super::*;
 
 const HOUR: i64 = 3_600;
 
-/// No test waits for its end.
+/// The lease is so long that no test waits for its end.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Passes everything on, and shifts the seconds in replies to TIME.
+/// A relay that passes everything on, and shifts the seconds in the replies to TIME.
 pub(crate) struct Relay {
     pub(crate) url: String,
     seconds: Arc<AtomicI64>,
@@ -35,7 +35,7 @@ impl Relay {
         Self { url, seconds }
     }
 
-    /// Changes the shift from now on.
+    /// Shifts all later replies by this many seconds.
     pub(crate) fn set(&self, seconds: i64) {
         self.seconds.store(seconds, Ordering::SeqCst);
     }
@@ -58,7 +58,7 @@ async fn relay(client: TcpStream, port: u16, seconds: Arc<AtomicI64>) {
     tokio::select! { _ = there => {}, () = back => {} }
 }
 
-/// A reply to TIME is two bulk strings, the first of ten digits. It is short, so one read contains all of it.
+/// A reply to TIME has two bulk strings, the first of which has ten digits. It is so short that one read contains all of it.
 fn move_time(answer: &mut [u8], seconds: i64) {
     const HEAD: &[u8] = b"*2\r\n$10\r\n";
     for at in 0..answer.len().saturating_sub(HEAD.len() + 10) {

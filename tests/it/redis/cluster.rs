@@ -1,4 +1,4 @@
-//! On a Redis Cluster every promise holds as on one server, and a fault of one master does not affect the others.
+//! Every promise also holds on a Redis Cluster, and a fault of one master does not affect the keys of others.
 
 mod dead_waiters;
 mod failures;
@@ -21,11 +21,11 @@ use crate::support::cluster::Cluster;
 /// The scheme of the URLs that stand for clusters in these tests: `cluster://<port>,<port>`.
 pub(super) const SCHEME: &str = "cluster://";
 
-/// Long enough that a waiter without its notification fails a test.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// The bound from the death of a master until the guard works on its replica: the time until the others call it dead, an
-/// election, a connection; and slack for a busy machine.
+/// The bound from the death of a master until the guard works with its replica: the time until the other masters call it dead, an election
+/// and a connection, and slack for a busy machine.
 const FAILOVER: Duration = Duration::from_secs(20);
 
 pub(super) fn client(url: &str) -> ClusterClient {
@@ -44,12 +44,12 @@ async fn share(cluster: &Cluster, guards: &[StampedeGuard; 2], key: &str) {
     share_at(cluster.node(cluster.master_of(key)), guards, key).await;
 }
 
-/// The same if `server` has the slot of the key.
+/// Like `share`, if `server` has the slot of the key.
 async fn share_at(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str) {
     share_a_load_of(server, guards, key, [0, 1]).await;
 }
 
-/// The others are confirmed, and the error names those of the master that is away.
+/// One master of three is stopped: the invalidations of the other masters' keys are confirmed, and the error names the rest.
 #[tokio::test]
 async fn one_invalidation_on_all_masters_names_what_one_of_them_has_not_confirmed() {
     let cluster = Cluster::patient();
@@ -58,7 +58,7 @@ async fn one_invalidation_on_all_masters_names_what_one_of_them_has_not_confirme
     for key in &keys {
         answer(&guard, key, 1).await;
     }
-    // Not the master of the registry of processes with copies: each change is announced there.
+    // It is not the master of the registry of processes with copies, where each change is announced.
     let away = (cluster.master_of("") + 1) % 3;
     cluster.node(away).pause();
     let began = Instant::now();
@@ -83,7 +83,7 @@ async fn all_masters_keep_every_promise() {
     assert_eq!(stands, (Topology::Cluster, LinkState::Up, LinkState::Up, Breaker::Closed), "{health}");
     assert!(health.clock.is_some_and(|clock| clock.ahead_ms.abs() < 1_000), "{health}");
 
-    // One load for both nodes, on whichever master the key is, and an invalidation that both see.
+    // For a key on each master: both nodes share one load, and see an invalidation.
     for master in 0..3 {
         let key = cluster.key_on(master, "shared");
         share(&cluster, &guards, &key).await;
@@ -93,7 +93,7 @@ async fn all_masters_keep_every_promise() {
         assert_eq!(guards[0].get::<usize>(&*key).await.expect("a store"), None);
     }
 
-    // A value on one master, with tag ids on all masters.
+    // A value on one master has tags whose ids are on all masters.
     let tags: Vec<_> = (0..3).map(|master| cluster.key_on(master, "tag")).collect();
     for tag in &tags {
         guards[0].insert_with_tags("tagged", &7, tags.iter().map(String::as_str)).await.expect("stored");
@@ -104,7 +104,7 @@ async fn all_masters_keep_every_promise() {
         assert_eq!(reader.get::<u32>("tagged").await.expect("a store"), None, "{tag}");
     }
 
-    // A lock is handed over in the queue's order, also if the next node's inbox is at another cluster node.
+    // A lock is handed over in the queue's order, even if the next waiter's inbox is at another node of the cluster.
     for name in ["m-1", "m-2", "m-3"] {
         let mutexes = guards.each_ref().map(|guard| Mutex::new(&guard.locks(), name).expect("valid"));
         let mut held = mutexes[0].lock().await.expect("free");
@@ -210,7 +210,7 @@ async fn a_wrong_set_up_is_reported_with_advice() {
     assert_eq!(answer(&guard, "anything", 1).await, 1);
 }
 
-/// A guard that starts before the cluster works without it, and uses it as soon as one node answers.
+/// A guard may start before its cluster. It works without the cluster, and uses it as soon as one node answers.
 #[tokio::test]
 async fn a_cluster_may_come_later() {
     let cluster = Cluster::patient();
@@ -230,7 +230,7 @@ async fn a_cluster_may_come_later() {
     assert_eq!(in_peace.get::<u32>("k").await.expect("a store"), Some(1));
 }
 
-/// On a cluster the ids are read with GET, which fails on a foreign type, while MGET returns nil.
+/// On a cluster, the ids of tags are read with GET, which fails on a foreign type, and not with MGET, which returns nil.
 #[tokio::test]
 async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
     let cluster = Cluster::patient();
@@ -248,12 +248,12 @@ async fn an_evicted_or_foreign_id_of_a_tag_costs_misses() {
     server.run::<()>(&["DEL", &id]);
     assert_eq!(answer(&tagged, &key, 2).await, 2);
     assert_eq!(tagged.get::<u32>(&*key).await.expect("answered"), Some(2));
-    // A missing right to read is an error, not a missing id.
+    // If the right to read is missing, the read fails: the id does not count as missing.
     server.run::<()>(&["ACL", "SETUSER", "spread", "-get"]);
     tagged.get::<u32>(&*key).await.expect_err("not permitted");
 }
 
-/// The value lives long, and its ids are on other masters, too.
+/// The loader sets a long lifetime, and some of the ids are on other masters than the value.
 #[tokio::test]
 async fn tag_ids_outlive_their_value() {
     let cluster = Cluster::patient();

@@ -1,4 +1,4 @@
-//! The ways to connect to one server: Unix sockets, databases, both protocols, users and their passwords.
+//! The ways to connect to one server: Unix sockets, databases, both protocols, and users with passwords.
 
 use stampede_guard::health::Breaker;
 use stampede_guard::lock::{Locks, Mutex};
@@ -10,7 +10,7 @@ use crate::support::redis_server::{MINIMAL_ACL, field};
 use crate::support::scratch::Scratch;
 use crate::support::warnings::Warnings;
 
-/// Long enough that a waiter without its notification fails a test.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(60);
 
 async fn connected(url: &str) -> StampedeGuard {
@@ -23,7 +23,7 @@ async fn pair(url: &str) -> [StampedeGuard; 2] {
     [connected(url).await, connected(url).await]
 }
 
-/// All other tests retry, because a stall of a second fails a try. Here the bounds are long enough for a single try.
+/// All other tests connect with several attempts, because a stall of a second fails an attempt. Here the bounds are long enough for one.
 #[tokio::test]
 async fn one_try_connects() {
     let server = RedisServer::start();
@@ -54,7 +54,7 @@ async fn a_missing_unix_socket_is_reported_as_such() {
     let files = Scratch::new();
     let url = format!("unix://{}", files.text("redis.sock"));
     loads_go_on_without(&unconnected(&url, Policy::default()), "see the server's setting `unixsocket`").await;
-    // A socket file without a listener has another cause, and the advice does not apply.
+    // If the socket file has no listener, the cause is another one, and the advice does not apply.
     drop(std::os::unix::net::UnixListener::bind(files.path("redis.sock")).unwrap());
     loads_go_on_without(&unconnected(&url, Policy::default()), "refused").await;
 }
@@ -70,7 +70,7 @@ async fn connecting_after_a_shutdown_is_a_closed_error() {
     );
 }
 
-/// Keys belong to one database. Channels do not, but each node has its own channel, and is queued only in its own database.
+/// Each key belongs to one database. A channel does not, but each node has its own channel, and queues only in its own database.
 #[tokio::test]
 async fn guards_in_two_databases_do_not_meet() {
     let server = RedisServer::start();
@@ -101,7 +101,7 @@ async fn guards_in_two_databases_do_not_meet() {
     assert_eq!((leads_zero.await.unwrap(), waits_zero.await.unwrap()), (10, 10));
     queued_in("3").await;
     assert!(!leads_three.is_finished() && !waits_three.is_finished());
-    // Nor does an invalidation in database 0.
+    // An invalidation in database 0 wakes no waiter in database 3 either.
     zero[0].invalidate("k").await.expect("confirmed");
     assert_eq!(zero[1].get::<u32>("k").await.expect("store"), None);
     gate_of_three.open();
@@ -130,7 +130,7 @@ async fn a_load_may_ask_for_its_key_in_another_database_and_on_another_server() 
     assert!(!through("c", &server.minimal_user()).await);
 }
 
-/// Mutexes of one name in two databases are two mutexes, and each is handed over to its own waiter.
+/// In two databases, mutexes of one name are different mutexes, and each is handed over to its own waiter.
 #[tokio::test]
 async fn mutexes_in_two_databases_do_not_meet() {
     let server = RedisServer::start();
@@ -160,7 +160,7 @@ async fn mutexes_in_two_databases_do_not_meet() {
 #[tokio::test]
 async fn an_inaccessible_database_is_reported_as_such() {
     let server = RedisServer::start();
-    // Without the right to SELECT; then a database that does not exist.
+    // First the right to SELECT is missing, and then the database does not exist.
     loads_go_on_without(&unconnected(&format!("{}3", server.minimal_user()), Policy::default()), "+select")
         .await;
     loads_go_on_without(&unconnected(&format!("{}99", server.url()), Policy::default()), "needs that many")
@@ -178,7 +178,7 @@ async fn guards_with_different_protocols_share_a_load() {
     }
 }
 
-/// Open connections stay; new ones with the old password are refused with advice; new guards with the new password work.
+/// Open connections stay. New connections with the old password are refused, with advice. New guards with the new password work.
 #[tokio::test]
 async fn a_password_is_rotated_while_guards_run() {
     let server = RedisServer::start();
@@ -201,7 +201,7 @@ async fn a_password_is_rotated_while_guards_run() {
 #[tokio::test]
 async fn an_unknown_user_and_a_missing_password_are_reported_as_such() {
     let server = RedisServer::start();
-    // From here on the harness itself can not run commands on the server.
+    // From here on, the harness itself cannot run commands on the server.
     server.run::<()>(&["CONFIG", "SET", "requirepass", "secret"]);
     let to = |user: &str, query: &str| {
         unconnected(&format!("redis://{user}127.0.0.1:{}/{query}", server.port()), Policy::default())
@@ -212,7 +212,7 @@ async fn an_unknown_user_and_a_missing_password_are_reported_as_such() {
     }
 }
 
-/// Without the right to SUBSCRIBE, or to the channels, there is one warning, however often the guard retries.
+/// If the right to SUBSCRIBE, or to the channels, is missing, there is one warning, however many times the guard retries.
 #[tokio::test]
 async fn a_refused_subscription_is_logged_once() {
     let server = RedisServer::start();
@@ -237,8 +237,8 @@ async fn a_refused_subscription_is_logged_once() {
     }
 }
 
-/// A changed password first shows as a closed connection. The first warning can not name the password; one later warning of the
-/// outage does, however often the guard retries.
+/// A changed password first shows as a closed connection, so the first warning of the outage cannot name the password. One later warning
+/// does, however many times the guard retries.
 #[tokio::test]
 async fn each_outage_by_a_changed_password_is_one_warning() {
     let server = RedisServer::start();
@@ -250,23 +250,23 @@ async fn each_outage_by_a_changed_password_is_one_warning() {
         server.kill_clients();
         let reported = || {
             let mut reported = warnings.about("put the present ones into the URL");
-            // The inbox has a warning of its own.
+            // The inbox logs a separate warning.
             reported.retain(|warning| !warning.contains("no notifications"));
             reported.len()
         };
         eventually_eq("it is logged", SOON, outage, async || reported()).await;
-        // Retries add no warning.
+        // The guard retries meanwhile, without another warning.
         tokio::time::sleep(ms(1_500)).await;
         assert_eq!(reported(), outage, "{:?}", warnings.about(""));
         server.run::<()>(&["ACL", "SETUSER", "minimal", "resetpass", ">pw"]);
         connects(&guard).await;
-        // A connection that breaks sooner belongs to the same outage.
+        // A connection that breaks within this time belongs to the same outage.
         tokio::time::sleep(ms(1_500)).await;
     }
 }
 
-/// An operator who reads the log later learns how long the outage was and what it cost. An invalidation that was not confirmed is
-/// recorded meanwhile.
+/// An operator who reads the log later learns how long the outage was, and what it cost: loads without the server, and invalidations that
+/// were not confirmed.
 #[tokio::test]
 async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
     let server = RedisServer::start();
@@ -282,7 +282,7 @@ async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
         }
         assert_eq!(guard.stats().fail_open_loads, outage * 12);
         guard.invalidate("k").await.expect_err("the server is dead");
-        // A caller may have a shorter bound.
+        // The caller leaves earlier than the invalidation would give up.
         tokio::time::timeout(ms(50), guard.invalidate("k")).await.expect_err("it is dropped");
         tokio::time::timeout(ms(50), guard.invalidate_tag("t")).await.expect_err("it is dropped");
         assert_eq!(guard.stats().invalidations_unconfirmed, outage * 3);
@@ -306,7 +306,7 @@ async fn the_end_of_an_outage_is_logged_once_with_its_length_and_its_loads() {
     }
 }
 
-/// The same for the right to the channels: the server closes the connection, and only the next one gets the reason.
+/// The right to the channels is taken away: the server closes the connection, and only the next connection receives the reason.
 #[tokio::test]
 async fn a_right_to_subscribe_that_is_taken_away_is_named_in_one_warning() {
     let server = RedisServer::start();
@@ -328,7 +328,7 @@ fn minimal_rights() -> Vec<&'static str> {
     MINIMAL_ACL.split_whitespace().collect()
 }
 
-/// Without the right to run scripts, calls are answered, and the errors of all other calls name the missing right.
+/// Without the right to run scripts, loads are answered, and the error of any other call names the missing right.
 #[tokio::test]
 async fn a_missing_right_to_run_scripts_is_reported_and_loads_go_on() {
     let server = RedisServer::start();

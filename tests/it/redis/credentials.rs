@@ -1,5 +1,5 @@
-//! Credentials that rotate: every connection logs in with the provider's, and again before they end, and none is opened anew for
-//! that. The tests' servers remove the user of a token when it ends, which closes each connection that still uses it.
+//! Credentials that rotate: every connection logs in with the provider's credentials, logs in again before they end, and is not replaced
+//! for that. The tests' servers remove the user of a token when it ends, which closes each connection that still uses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,13 +12,13 @@ use crate::support::redis_server::MINIMAL_ACL;
 use crate::support::tokens::{TOKEN, Tokens, token};
 use crate::support::warnings::Warnings;
 
-/// The life of a token.
+/// How long a token is valid.
 const LIFE: Duration = Duration::from_secs(2);
 
-/// Longer than a test takes: a waiter without its notification fails it.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(120);
 
-/// The provider of credentials by this issuer.
+/// A provider of credentials that requests tokens from this issuer.
 pub(crate) fn by(issuer: &str) -> impl Fn() -> CredentialsFuture + Send + Sync + 'static {
     let issuer: Arc<str> = issuer.into();
     move || {
@@ -48,7 +48,7 @@ async fn pair(server: &RedisServer, tokens: &Tokens) -> [StampedeGuard; 2] {
     guards
 }
 
-/// Requests of every kind, one after the other, until `lasts` has passed. Each must succeed. Returns how many there were.
+/// Sends requests of every kind, one after the other, until `lasts` has passed. All must succeed. Returns their number.
 async fn ask(guard: &StampedeGuard, lasts: Duration, name: impl Fn(u32) -> String) -> u32 {
     let (until, requests) = (Instant::now() + lasts, AtomicU32::new(0));
     let mutex = Mutex::new(&guard.locks(), "m").expect("valid");
@@ -69,7 +69,7 @@ async fn ask(guard: &StampedeGuard, lasts: Duration, name: impl Fn(u32) -> Strin
     requests.into_inner()
 }
 
-/// Checks that no request went without the store, and no connection was lost.
+/// Checks that no request was answered without the store, and no connection was lost.
 fn nothing_failed(guards: &[StampedeGuard]) {
     for guard in guards {
         let (stats, health) = (guard.stats(), guard.health());
@@ -83,7 +83,7 @@ fn nothing_failed(guards: &[StampedeGuard]) {
     }
 }
 
-/// The promise of the issue, as it is stated there.
+/// The promise as the issue states it.
 #[tokio::test]
 async fn tokens_of_two_seconds_cost_no_request_and_no_connection_in_a_minute() {
     let server = RedisServer::start();
@@ -95,7 +95,7 @@ async fn tokens_of_two_seconds_cost_no_request_and_no_connection_in_a_minute() {
     let minute = Duration::from_secs(60);
     let requests = tokio::join!(ask(&guards[0], minute, key), ask(&guards[1], minute, key));
     nothing_failed(&guards);
-    // The second look is a connection itself.
+    // Reading the counter a second time takes a new connection, which counts, too.
     assert_eq!((server.opened() - opened, server.ids_of(TOKEN)), (1, ours), "no other connection");
     let issued = tokens.issued();
     assert!((76..=120).contains(&issued), "{issued} tokens for two guards, one for each 1.3 to 1.56 seconds");
@@ -110,7 +110,7 @@ fn key(number: u32) -> String {
     format!("k{number}")
 }
 
-/// For commands in both protocols: the connection for messages is RESP3 in any case.
+/// The connection for commands may use either protocol. (The one for messages always uses RESP3.)
 #[tokio::test]
 async fn the_connection_for_commands_logs_in_again_in_either_protocol() {
     let server = RedisServer::start();
@@ -130,11 +130,11 @@ async fn the_connection_for_commands_logs_in_again_in_either_protocol() {
     assert_eq!(server.ids_of(TOKEN), ours);
 }
 
-/// A killed server has lost all users: the first token that it receives is refused, and the provider is called for another at once.
+/// A killed server has lost all users, so it refuses the first token that it receives, and the provider is called for another one at once.
 #[tokio::test]
 async fn after_a_restart_connections_are_opened_with_a_later_token() {
     let server = RedisServer::start();
-    // Much longer than the test: only a refusal makes the guard ask for another.
+    // Tokens are valid for much longer than the test, so only a refusal makes the guard request another one.
     let tokens = Tokens::start(&[server.port()], LEASE * 10, &[]);
     let guards = pair(&server, &tokens).await;
     share_a_load(&server, &guards).await;
@@ -151,7 +151,7 @@ async fn after_a_restart_connections_are_opened_with_a_later_token() {
     assert!(tokens.issued() < 20, "{} tokens: no storm", tokens.issued());
 }
 
-/// The provider is away for less than the rest of a token's life, then for longer.
+/// The provider is away for less than the rest of a token's life, and then for longer than that.
 #[tokio::test]
 async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     let server = RedisServer::start();
@@ -163,7 +163,7 @@ async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     connects(&guard).await;
     let ours = server.ids_of(TOKEN);
     tokens.fail(true);
-    // At the latest after 4.8 s of the 6 s the provider is called.
+    // The provider is called after at most 4.8 s of the token's 6 s.
     eventually("it is called", SOON, async || guard.health().credential_failures > 0).await;
     assert_eq!(answer(&guard, "k", 1).await, 1);
     tokens.fail(false);
@@ -194,7 +194,7 @@ async fn a_provider_that_fails_costs_nothing_until_the_token_ends() {
     eventually("works again", SOON, async || guard.insert("x", &1).await.is_ok()).await;
 }
 
-/// The token of another user: it has no rights here, and the refusal names no password.
+/// The provider gives a token of a user without rights here. The error must not contain the password.
 #[tokio::test]
 async fn a_token_that_the_server_refuses_is_reported_without_it() {
     let (server, other) = (RedisServer::start(), RedisServer::start());
@@ -212,7 +212,7 @@ async fn a_token_that_the_server_refuses_is_reported_without_it() {
     assert!(tokens.issued() < 60, "{} tokens: no storm", tokens.issued());
 }
 
-/// The connection for announcements of keys is open only while a waiter needs it: here for longer than a token lives.
+/// The connection for announcements of keys is open only while a waiter needs it, here for longer than a token is valid.
 #[tokio::test]
 async fn a_wait_by_announcements_outlives_tokens() {
     let server = RedisServer::start();
@@ -233,7 +233,7 @@ async fn a_wait_by_announcements_outlives_tokens() {
     notified(waits).await.expect("no panic").expect("the lock");
 }
 
-/// A password that is rotated by hand, from a file: it has no end that the provider knows.
+/// A password in a file is rotated by hand: the provider does not know when it ends.
 #[tokio::test]
 async fn a_password_without_an_expiry_is_requested_for_each_new_connection() {
     let server = RedisServer::start();
@@ -255,15 +255,15 @@ async fn a_password_without_an_expiry_is_requested_for_each_new_connection() {
     let guard = of(backend, LEASE);
     connects(&guard).await;
     change(2);
-    // Cut, the connections are opened again with the password of now.
+    // When the connections are cut, they are opened again with the password that is valid then.
     assert!(server.kill_clients() >= 2);
     eventually("works again", SOON, async || guard.insert("x", &1).await.is_ok()).await;
     eventually_eq("hears again", SOON, LinkState::Up, async || guard.health().inbox).await;
-    // Credentials issued less than a tenth of a second ago are used again, and may be refused.
+    // Credentials that are less than a tenth of a second old are used again, and may be refused.
     assert!(guard.health().credential_failures <= 1, "{}", guard.health());
 }
 
-/// As where the token has not reached the server yet.
+/// As when the latest token has not reached the server yet.
 #[tokio::test]
 async fn while_the_server_refuses_the_latest_connections_are_opened_with_those_before() {
     let server = RedisServer::start();
@@ -281,7 +281,7 @@ async fn while_the_server_refuses_the_latest_connections_are_opened_with_those_b
     let guard = of(backend, LEASE);
     connects(&guard).await;
     is_later.store(true, Ordering::SeqCst);
-    // Credentials issued less than a tenth of a second ago are used again.
+    // Credentials that are less than a tenth of a second old are used again, so this takes several cuts.
     eventually("it is refused", SOON, async || {
         server.kill_clients();
         guard.health().credential_failures > 0

@@ -1,11 +1,11 @@
-//! Connections that end while they are idle, under a read, or under a value that the server does not take; and a server that
-//! takes no more connections.
+//! Connections that end while they are idle, during a read, or because of a value that the server refuses; and a server that accepts no
+//! more connections.
 
 use super::*;
 
 const LEASE: Duration = Duration::from_secs(60);
 
-/// Each cut connection cost the next caller its hit, and a load without the lease.
+/// Regression: each connection that was cut cost the next caller its hit, and a load without the lease.
 #[tokio::test]
 async fn a_connection_that_the_server_closes_while_idle_costs_no_hit() {
     for resp3 in [false, true] {
@@ -33,7 +33,7 @@ async fn the_guard_reconnects_before_the_next_call() {
     assert_eq!(answer(&guard, "k", 8).await, 7);
 }
 
-/// A load whose ACQUIRE meets the broken connection runs under the lease.
+/// If the ACQUIRE of a load meets the broken connection, the load still gets the lease.
 #[tokio::test]
 async fn a_miss_after_a_cut_is_loaded_under_the_lease() {
     let server = RedisServer::start();
@@ -51,7 +51,7 @@ fn large_values() -> Policy {
 
 const TOO_LARGE: usize = 3 * 1024 * 1024;
 
-/// A value over `proto-max-bulk-len` broke the connection of all other commands, at each call again.
+/// Regression: at each call, a value over `proto-max-bulk-len` broke the connection that all other commands use.
 #[tokio::test]
 async fn a_value_over_the_servers_limit_breaks_one_connection_at_most() {
     for may_ask in [false, true] {
@@ -86,7 +86,7 @@ async fn an_insertion_over_the_servers_limit_names_the_limit() {
     assert!(guard.health().outages - before <= 1, "it is sent again");
 }
 
-/// The advice was to use TLS.
+/// Regression: the report advised to use TLS.
 #[tokio::test]
 async fn a_server_without_room_for_connections_is_reported_as_such() {
     let server = RedisServer::start();

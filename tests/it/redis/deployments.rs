@@ -4,12 +4,12 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-/// Few enough that a shutdown releases all leases well within its second.
+/// So few that a shutdown releases all leases well within its second.
 const KEYS: usize = 500;
-/// Long enough that a lease that stays with a replica after its shutdown fails a test.
+/// The lease is so long that a test fails if a replica keeps it after its shutdown.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// A node with one call per key, and the counter of its loads.
+/// A node with one running call per key, and the counter of its loads.
 struct Busy {
     guard: StampedeGuard,
     gate: Gate,
@@ -18,7 +18,7 @@ struct Busy {
 }
 
 impl Busy {
-    /// Requests every key; the loads wait at the gate.
+    /// Requests every key. The loads wait at the gate.
     async fn on(server: &RedisServer) -> Self {
         let (guard, gate, loads) = (local(server, lease_of(LEASE)).await, Gate::closed(), Counter::default());
         let ask = |key: usize| {
@@ -42,7 +42,7 @@ impl Busy {
         assert!(began.elapsed() < LEASE / 4, "{:?}", began.elapsed());
     }
 
-    /// Shuts the node down, and checks that it hands over this number of leases and abandons none.
+    /// Shuts the node down, and checks that it hands over this many leases and abandons none.
     async fn leaves(&self, leases: usize) {
         let shutdown = self.guard.shutdown(ms(100)).await;
         let outcome = (shutdown.finished, shutdown.handed_over, shutdown.abandoned);
@@ -57,7 +57,7 @@ impl Busy {
     }
 }
 
-/// Two nodes: the first one holds all leases, and the second waits for all of them.
+/// Two nodes: the first one has all leases, and the second one waits for each of them.
 async fn one_waits_for_the_other(server: &RedisServer) -> [Busy; 2] {
     let leads = Busy::on(server).await;
     leads.loads_all().await;
@@ -77,7 +77,7 @@ async fn loads_of_a_replica_that_shuts_down_continue_on_another() {
     leads.gives_answers().await;
 }
 
-/// The waiting replica leaves first, so the leader has no waiter to hand over to.
+/// The waiting replica leaves first, so the leader has no waiter to which it could hand over.
 #[tokio::test]
 async fn a_new_replica_waits_for_no_lease_of_replicas_that_shut_down() {
     let server = RedisServer::start();

@@ -8,15 +8,15 @@ use crate::support::probe::assert_nothing_left;
 
 mod rights;
 
-/// The doctor's own bound, plus slack for a busy machine.
+/// The doctor's own bound, and slack for a busy machine.
 const BOUND: Duration = Duration::from_secs(12);
 
-/// A policy with bounds beyond the latency of a busy machine.
+/// A policy with bounds that a busy machine does not exceed.
 fn patient() -> Policy {
     lease_of(Duration::from_secs(60))
 }
 
-/// A complete report, after up to two retries: on a busy machine a reply may take longer than the doctor waits.
+/// A complete report. Retries up to twice, because on a busy machine a reply may take longer than the doctor waits.
 pub(super) async fn examined(guard: &StampedeGuard) -> Report {
     let examine = async || tokio::time::timeout(BOUND, guard.doctor()).await.expect("it is bounded");
     let mut report = examine().await;
@@ -37,7 +37,7 @@ async fn doctor(guard: &StampedeGuard) -> Report {
     report
 }
 
-/// Examines as the default user, which has all rights.
+/// The report for the default user, which has all rights.
 async fn as_full_user(server: &RedisServer) -> Report {
     let guard = unconnected(&server.url(), patient());
     connects(&guard).await;
@@ -106,7 +106,7 @@ async fn health_follows_the_connections() {
 async fn an_inbox_that_is_up_hears_something_each_second() {
     let server = RedisServer::start();
     let guard = local(&server, patient()).await;
-    // Wait until the confirmation of the subscription is older than a second.
+    // By then the confirmation of the subscription is older than a second.
     tokio::time::sleep(ms(2_500)).await;
     eventually("pings are answered", SOON, async || {
         let health = guard.health();
@@ -216,7 +216,7 @@ async fn a_missing_right_to_subscribe_is_reported_with_its_cost() {
     assert!(report.is_healthy(), "{report}");
 }
 
-/// Guards against a former defect: the advice about a silent middlebox was to grant a right.
+/// Regression: for a silent middlebox, the report advised to grant a right.
 #[tokio::test]
 async fn a_subscription_without_an_answer_is_distinguished_from_one_that_is_refused() {
     let server = RedisServer::start();
@@ -228,7 +228,7 @@ async fn a_subscription_without_an_answer_is_distinguished_from_one_that_is_refu
     assert!(notifications.found.contains("timed out") && !notifications.advice.contains("ACL"), "{report}");
 }
 
-/// PUBLISH counts such a subscriber, so that a grant to a dead waiter looks received.
+/// PUBLISH counts a subscriber to all channels, so a grant to a dead waiter would look as if it was received.
 #[tokio::test]
 async fn a_subscriber_to_all_channels_is_reported() {
     let server = RedisServer::start();
@@ -270,7 +270,7 @@ async fn a_server_under_another_clock_is_noted() {
     assert!(report.is_healthy(), "freshness goes by the server's clock: {report}");
 }
 
-/// The guard uses the clock that it read when it connected, and the server's clock has jumped by an hour since.
+/// The guard uses the clock that it read when it connected. Since then the server's clock has jumped by an hour.
 #[tokio::test]
 async fn a_clock_that_has_jumped_since_it_was_read_is_warned_of() {
     let server = RedisServer::start();
@@ -299,7 +299,7 @@ async fn a_wrong_password_is_a_finding() {
     assert!(connection.advice.contains("put the present ones into the URL"), "{report}");
 }
 
-/// Guards against a former defect: the finding gave only the bare cause, without the advice of the guard's own warning.
+/// Regression: the finding contained only the bare cause, without the advice that the guard's own warning has.
 #[tokio::test]
 async fn an_unconnected_guard_reports_advice_about_the_connection() {
     let free = crate::support::redis_server::free_port();
@@ -329,7 +329,7 @@ async fn a_server_that_is_stopped_is_a_finding_in_bounded_time() {
     assert_eq!(of(&report, "connection").severity, Severity::Problem, "{report}");
     assert!(!report.is_healthy() && started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
     server.resume();
-    // Commands that were sent before the timeout leave nothing either.
+    // Commands that were sent before the timeout have left nothing either.
     assert_nothing_left(&server, SOON).await;
 }
 
@@ -344,7 +344,7 @@ async fn settings_that_the_latency_does_not_fit_into_are_found() {
     assert_eq!(of(&report, "settings").severity, Severity::Problem, "{report}");
     let advice = &of(&report, "latency").advice;
     assert!(advice.contains("command_timeout"), "{report}");
-    // Build the policy exactly as advised. If the advice names no lease, the default one must fit.
+    // The policy is built exactly as the report advises. If the advice names no lease, the default lease must fit.
     let numbers: Vec<_> =
         advice.split_whitespace().filter_map(|word| word.trim_end_matches(',').parse().ok()).collect();
     let (command, budget) = (ms(numbers[0]), ms(numbers[1]));

@@ -1,5 +1,5 @@
-//! The figures that docs/faults.md promises for each fault, unless another file asserts them: a network that flaps, a
-//! herd at a failover, and lost messages. The modules below test the promised times over several rounds.
+//! Checks figures that docs/faults.md promises for faults and that no other file checks: for a network that flaps, a herd at a failover,
+//! and lost messages. The modules below check promised times over several rounds.
 
 mod ailments;
 mod leaders;
@@ -18,14 +18,14 @@ use crate::support::proxy::{Mode, Proxy};
 use crate::support::rounds::Timing;
 use crate::support::warnings::Warnings;
 
-/// The cost of a request while the server is known to be down.
+/// What a request may cost while the server is known to be down.
 const KNOWN: Duration = Duration::from_millis(1);
 
-/// After this time the pauses between connection attempts have their full length.
+/// By this time the pauses between attempts to connect have their full length.
 const GROWN: Duration = Duration::from_secs(1);
 
-/// The limits of the cost of an outage to successive requests, and of the time until the server is used again. The first request pays
-/// the budget, the second may, and all others pay nothing.
+/// The limits of an outage's cost for successive requests, and of the time until the server is used again. The first request pays the
+/// budget, the second may pay it, and all others pay nothing.
 pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] {
     [
         Timing::once("the first", added[0], BUDGET),
@@ -36,7 +36,7 @@ pub(super) fn of_an_outage(added: &[Duration], usable: Duration) -> [Timing; 5] 
     ]
 }
 
-/// N10. The back-off starts over only after a connection that has lasted for a while, so flapping causes no storm of connects.
+/// N10. The back-off starts anew only after a connection has lasted for a while, so a flapping network causes no storm of connects.
 #[tokio::test]
 async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
     const FLAPS: usize = 16;
@@ -59,7 +59,7 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
             tokio::time::sleep(ms(5)).await;
         }
     };
-    // Each wave has its own key: callers without the server still share a load.
+    // Each wave of callers has its own key. Even without the server they share a load.
     let (loads, waves) = (Counter::default(), AtomicUsize::new(0));
     let crowding = async {
         loop {
@@ -73,11 +73,11 @@ async fn a_network_that_flaps_costs_little_and_one_connect_at_a_time() {
         () = crowding => {}
     }
     let (loads, waves) = (loads.started(), waves.into_inner());
-    // A wave during a change of the network may need two loads.
+    // A wave that comes while the network changes may need two loads.
     assert!(waves > 50 && loads <= waves + 2 * FLAPS, "{loads} loads in {waves} waves");
     keep_to_the_budget(&added, "flapping");
     assert!(added.len() > 100 && median(added.clone()) <= NOTHING, "{} requests", added.len());
-    // One connection for commands and one for messages.
+    // The guard has one connection for commands and one for messages.
     assert!(line.proxy.most_opening() <= 2, "{} connects at once", line.proxy.most_opening());
     let connects = line.proxy.connections() - before;
     assert!(connects <= 8 * FLAPS, "{connects} connects in {FLAPS} flaps");
@@ -95,7 +95,7 @@ struct HerdConfig {
     most: Option<usize>,
 }
 
-/// The counts of one process of the herd.
+/// What one process of the herd has counted.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Seen {
     loads: usize,
@@ -106,10 +106,10 @@ struct Seen {
     slowest_ms: u64,
 }
 
-/// Several times as long as a caller takes to load without the dead server.
+/// Several times as long as a caller needs before it loads without the dead server.
 const ASKING: Duration = Duration::from_secs(4);
 
-/// Requests all keys at once, when the test says `go`.
+/// A process that requests all keys at once, when the test says `go`.
 pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: HerdConfig = child.config();
@@ -138,10 +138,10 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
             })
         });
         let calls: Vec<_> = calls.collect();
-        // No load ends before all callers have come: a later caller would rightly begin another load.
+        // No load may end before all callers have come, because a later caller would rightly begin another load.
         callers.reach(all).await;
         loads.reach(config.keys.min(config.most.unwrap_or(usize::MAX))).await;
-        // Wait until the callers that still try the dead server have joined a load.
+        // Waits until the callers that still try the dead server have joined a load.
         tokio::time::sleep(ASKING).await;
         gate.open();
         let mut seen = Seen::default();
@@ -161,7 +161,7 @@ pub(super) fn herd(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The server dies, and then eight processes request five hundred keys each.
+/// Kills the server, and lets eight processes request five hundred keys each.
 async fn herd_without_a_server(most: Option<usize>) -> Vec<Seen> {
     let server = RedisServer::start();
     let config = HerdConfig { redis: server.minimal_user(), keys: 500, callers: 3, most };
@@ -194,7 +194,7 @@ async fn a_herd_at_a_failover_keeps_to_max_fail_open_loads_and_is_shed() {
     }
 }
 
-/// One load without the store takes the only permit of `max_fail_open_loads`.
+/// Starts a load without the store, which takes the only permit of `max_fail_open_loads`.
 async fn take_the_only_permit(guard: &StampedeGuard) -> (Gate, tokio::task::JoinHandle<u32>) {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let holds = held_call(guard, 1, &gate, &loads);
@@ -206,7 +206,7 @@ fn one_permit() -> PolicyBuilder {
     patient(Duration::from_secs(60)).max_fail_open_loads(1)
 }
 
-/// The server reads but does not write: a stale value can be read, and no lease can be acquired.
+/// The server reads but does not write: a stale value can be read, but no lease can be acquired.
 #[tokio::test]
 async fn beyond_max_fail_open_loads_a_stale_value_stands_in() {
     let server = RedisServer::start();
@@ -245,8 +245,8 @@ async fn beyond_max_fail_open_loads_a_request_is_answered_503_with_retry_after()
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
 }
 
-/// A middlebox lets no messages through, from the start or from some moment on: the waiter is not notified of the commit, which
-/// costs it only half a second.
+/// A middlebox lets no messages through, from the start or from some moment on. The waiter is not notified of the commit, which delays its
+/// answer by only half a second.
 #[tokio::test]
 async fn silent_notifications_cost_half_a_second_and_one_warning() {
     for from_the_start in [true, false] {
@@ -257,7 +257,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         if from_the_start {
             proxy.set(Mode::BlackHoleSubscriptions);
         }
-        // The lease is so long that the waiter can not have waited for its end.
+        // The lease is so long that a waiter whose wait has ended cannot have waited for its end.
         let leads = local(&server, lease_of(Duration::from_secs(120))).await;
         let waits = unconnected(&proxy.url(), lease_of(Duration::from_secs(120)));
         answer(&waits, "warm", 1).await;
@@ -274,7 +274,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
         assert_eq!(waiter.await.expect("joined"), 1);
         assert!(began.elapsed() <= ms(500) + ms(2_000), "{:?}", began.elapsed());
         assert_eq!(loads.started(), 1);
-        // Retries add no warning.
+        // The node retries the subscription meanwhile, without another warning.
         tokio::time::sleep(ms(1_500)).await;
         let warned = warnings.about("no notifications");
         assert_eq!(warned.len(), 1, "{warned:?}");
@@ -285,7 +285,7 @@ async fn silent_notifications_cost_half_a_second_and_one_warning() {
     }
 }
 
-/// The same middlebox: an invalidation, and a query of a lock during a restart, need only commands.
+/// Behind such a middlebox, an invalidation, and a question about a lock during a restart, must not wait: they need only commands.
 #[tokio::test]
 async fn silent_notifications_hold_up_no_invalidation_and_no_lock() {
     let line = Line::new(Policy::default()).await;
@@ -317,7 +317,7 @@ async fn silent_notifications_hold_up_no_invalidation_and_no_lock() {
     answered.await.expect("it is free");
 }
 
-/// D3: a foreign value under the name of an entry, and far longer than any entry. It costs no more than a slow server. If there is
+/// D3: under the name of an entry there is a foreign value, much longer than any entry. It costs no more than a slow server. If there is
 /// time to read it, it is a miss, like other invalid bytes.
 #[tokio::test]
 async fn an_oversized_value_under_our_name_is_a_miss() {

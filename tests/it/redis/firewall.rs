@@ -1,6 +1,6 @@
-//! N1, N3, N4, N8 with the kernel's firewall: packets are dropped without a sign to any socket. (A proxy accepts and
-//! acknowledges, so it can not show the effect of retransmission.) The tests need a network namespace of their own, and therefore
-//! root or user namespaces. Elsewhere they print that they have not run; on Linux with `CI` set they fail.
+//! N1, N3, N4, N8 with the kernel's firewall, which drops packets without a sign to any socket. (A proxy accepts and acknowledges, so it
+//! cannot show the effect of retransmission.) The tests need a separate network namespace, and therefore root or user namespaces. Where
+//! there is none, they print that they have not run; on Linux with `CI` set they fail.
 
 use std::io::Write as _;
 use std::process::Command;
@@ -15,11 +15,11 @@ use crate::support::rounds::Rounds;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Dropped {
-    /// All packets to and from the server.
+    /// Drops all packets to and from the server.
     All,
-    /// The packets of connections from before; new connections work.
+    /// Drops the packets of connections that were open before. New connections work.
     OldConnections,
-    /// Replies. Commands arrive and are executed.
+    /// Drops replies. Commands arrive and are executed.
     Answers,
     /// Nothing is dropped: packets to the server are answered by a reset.
     Rejected,
@@ -31,7 +31,7 @@ fn sh(command: &str) {
     assert!(done.status.success(), "{command}: {said} (apt-get install -y nftables iproute2)");
 }
 
-/// Runs in its own network namespace, so that the rules do not affect other programs.
+/// A child that runs in its own network namespace, so that its rules do not affect other programs.
 pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (dropped, connected): (Dropped, bool) = child.config();
@@ -56,7 +56,7 @@ pub(super) fn behind(child: Child) -> BoxFuture<'static, ()> {
         settled(std::slice::from_ref(&guard)).await;
         assert_nothing_left(&server, SOON).await;
         let result = keeps_to_the_figures(dropped, connected, &server, &guard).await;
-        // With its folder: this process may be killed as soon as it has reported its result.
+        // The server's folder is removed, too. This comes first, because this process may be killed as soon as it has reported its result.
         drop(server);
         child.result(&result);
     })
@@ -125,17 +125,17 @@ fn rules(dropped: Dropped, server: &RedisServer) -> Vec<String> {
     }
 }
 
-/// The folders of the firewall's tools; only root's `PATH` is sure to contain them.
+/// Adds the folders of the firewall's tools, because only root's `PATH` is sure to contain them.
 const PATH: &str = "PATH=$PATH:/usr/sbin:/sbin;";
 
-/// The command prefix that runs a program in its own network namespace, if there is one.
+/// The command that runs a program in a separate network namespace, if there is such a command.
 fn namespace() -> Option<&'static [&'static str]> {
     let runs = |way: &[&str], command: &str| {
         let run = Command::new(way[0]).args(&way[1..]).args(["sh", "-c", command]).output();
         run.is_ok_and(|run| run.status.success())
     };
     let (root, mapped): (&[_], &[_]) = (&["unshare", "--net"], &["unshare", "--map-root-user", "--net"]);
-    // A missing `nft` fails the test only for root, which can install it.
+    // If `nft` is missing, the test fails only for root, which can install it.
     if runs(root, "true") {
         return Some(root);
     }
@@ -148,9 +148,9 @@ async fn is_tolerated(dropped: Dropped, connected: bool) {
             "NOT RUN: {dropped:?} behind a firewall, which takes nft and a network namespace: root, or user namespaces \
              (on Ubuntu: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0)"
         );
-        // In CI the output of a passing run is not read, so fail.
+        // In CI nobody reads the output of a test that passes, so the test fails instead.
         assert!(!cfg!(target_os = "linux") || std::env::var_os("CI").is_none(), "{text}");
-        // Not `eprintln!`: its output is captured, and this text must show in the output of a passing run.
+        // This is not `eprintln!`, whose output is captured: the text must show even if the test passes.
         let _ = std::io::stderr().write_all(format!("\n{text}\n").as_bytes());
         return;
     };

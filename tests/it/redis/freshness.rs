@@ -12,7 +12,7 @@ fn policy() -> PolicyBuilder {
     patient(Duration::from_secs(60)).fresh_for(FRESH).ttl_jitter(0.0)
 }
 
-/// Four nodes, the origin's gate, and the counter of its loads. The value is the number of the load.
+/// Four nodes, the gate of the origin, and the counter of its loads. A value is the number of its load.
 struct Fleet {
     _server: RedisServer,
     nodes: Vec<StampedeGuard>,
@@ -52,7 +52,7 @@ impl Fleet {
     }
 }
 
-/// Really sleeps: the test can not move the server's clock. The slack is for the nodes' readings of it, which differ by
+/// Really sleeps, because the test cannot move the server's clock. The slack is for the nodes' readings of that clock, which differ by
 /// milliseconds.
 async fn stale_by_now() {
     tokio::time::sleep(FRESH + ms(100)).await;
@@ -112,7 +112,7 @@ async fn a_loader_receives_the_value_and_validator_of_another_node() {
 
 #[tokio::test]
 async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
-    // Long enough for eight calls on a busy machine.
+    // So long that eight calls fit into it on a busy machine.
     let lasts = ms(1_500);
     let fleet = Fleet::start(policy().fresh_for(SOON).negative_for(lasts).error_for(lasts)).await;
     let loads = Counter::default();
@@ -133,7 +133,7 @@ async fn negative_values_and_failures_keep_their_own_lifetimes_on_all_nodes() {
     assert_eq!(loads.started(), 4, "and no longer than that");
 }
 
-/// Guards against a former defect: a directly stored negative value lasted for `fresh_for`, and not for `negative_for` as a loaded one.
+/// Regression: a negative value that was stored directly lasted for `fresh_for`, and not for `negative_for` like a loaded one.
 #[tokio::test]
 async fn a_negative_value_stored_directly_keeps_its_own_lifetime_on_all_nodes() {
     let lasts = ms(300);

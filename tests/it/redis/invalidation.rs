@@ -1,5 +1,5 @@
-//! Promise 5 between nodes: a load from before an invalidation is never stored. In the invalidating node no later caller
-//! receives it. In other nodes no later caller does once the message has arrived or, if it was lost, after the next renewal.
+//! Promise 5 between nodes: a load from before an invalidation is never stored. In the invalidating node no later caller receives it; in
+//! another node no later caller does, once the message has arrived or, if the message was lost, after the next renewal.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -7,7 +7,7 @@ use crate::support::origin::Answer;
 use crate::support::probe::assert_nothing_left;
 use crate::support::rounds::{Rounds, Timing};
 
-/// So long that no renewal happens during these tests.
+/// The lease is so long that it is not renewed during a test.
 const LEASE: Duration = Duration::from_secs(120);
 
 type Caller = tokio::task::JoinHandle<u32>;
@@ -34,7 +34,7 @@ impl OldLoad {
         Self { server, guards, gate, loads, caller }
     }
 
-    /// Ends the old load: only its own caller receives it, and the store holds `newer`.
+    /// Ends the old load: only its own caller receives its value, and the store contains `newer`.
     async fn ends_unseen(self, newer: Option<u32>) {
         self.gate.open();
         assert_eq!(self.caller.await.expect("joined"), 1, "its own load");
@@ -54,7 +54,7 @@ async fn in_the_invalidating_node_the_very_next_caller_gets_the_newer_value() {
     old.ends_unseen(Some(2)).await;
 }
 
-/// The node may not subscribe, so its own message can not be the cause.
+/// The node may not subscribe, so it cannot have learnt of its own invalidation by a message.
 #[tokio::test]
 async fn in_the_invalidating_node_the_newer_value_needs_no_message() {
     for insert in [false, true] {
@@ -85,7 +85,7 @@ async fn an_older_load_is_not_stored_after_an_invalidation_even_without_a_newer_
     }
 }
 
-/// Sends callers until one of them starts a new load; this is the first caller that does not get the old value.
+/// Sends callers until one of them, the first that does not receive the old value, starts a new load. Returns all callers.
 async fn until_a_caller_starts_anew(old: &OldLoad, within: Duration) -> Vec<Caller> {
     let (started, open) = (Instant::now(), Gate::closed());
     open.open();
@@ -112,8 +112,8 @@ async fn in_the_loading_node_later_callers_get_the_newer_value_once_the_message_
     old.ends_unseen(Some(2)).await;
 }
 
-/// A direct DEL looks to the loading node like an invalidation with a lost message. Waiting for the whole lease would take three
-/// times the promised time.
+/// To the loading node, a direct DEL looks like an invalidation whose message was lost. If the node noticed it only at the end of the
+/// lease, that would take three times as long as promised.
 #[tokio::test]
 async fn in_the_loading_node_a_lost_message_costs_a_third_of_the_lease() {
     let lease = Duration::from_secs(3);
@@ -173,7 +173,7 @@ async fn a_load_begun_after_one_invalidation_falls_to_the_next() {
     old.ends_unseen(Some(3)).await;
 }
 
-/// The same with processes: one leads, one waits, one invalidates.
+/// The same promise between processes: one leads, one waits, one invalidates.
 #[tokio::test]
 async fn an_invalidation_from_another_process_wins_over_a_running_load() {
     let nodes = Nodes::start(3, Duration::from_secs(20)).await;
@@ -181,7 +181,7 @@ async fn an_invalidation_from_another_process_wins_over_a_running_load() {
     nodes.one_leads("k", "load k 3", 3).await;
     nodes.node(2).send("invalidate k");
     assert_eq!(nodes.node(2).wait_event("invalidate").await, true);
-    // Node 2 invalidated, so this new caller must not receive the old value.
+    // Node 2 has invalidated the key, so its new caller must not receive the old value.
     nodes.node(2).send("load k 1");
     nodes.all_get([1, 2, 2], "k", "new").await;
     assert_eq!(nodes.origin.loads("k"), 2);

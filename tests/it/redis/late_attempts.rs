@@ -1,4 +1,4 @@
-//! A late attempt at a confirmed change, on a server and on a cluster.
+//! A late attempt at a change that is already confirmed, on a server and on a cluster: it changes nothing.
 
 use super::*;
 use crate::late_attempts::all_hold;

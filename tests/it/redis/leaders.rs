@@ -1,15 +1,15 @@
-//! Promises 4 and 5: a leader that dies, panics, leaves or is stopped costs at most one lease, and never a herd of loads;
-//! its late commit is refused.
+//! Promises 4 and 5: a leader that dies, panics, leaves or is stopped costs at most one lease, and never a herd of loads. Its late commit
+//! is refused.
 
 use super::*;
 use crate::support::origin::{Answer, End};
 
-/// Long enough that the leader keeps its lease even if the machine stalls for a moment.
+/// The lease is so long that the leader keeps it even if the machine stalls for a moment.
 const LEASE: Duration = Duration::from_secs(3);
-/// Longer than a test waits: a waiter that sleeps until this lease ends fails the test.
+/// Longer than a test waits, so that a test fails if a waiter sleeps until this lease ends.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
-/// Nodes on an origin that holds the first load, and answers the second at once.
+/// Nodes on an origin that holds the first load of `k`, and answers the second one at once.
 async fn nodes(n: usize, lease: Duration) -> Nodes {
     let nodes = Nodes::start(n, lease).await;
     nodes.origin.script("k", [Answer::value("first").held(), Answer::value("second")]);
@@ -29,7 +29,7 @@ async fn a_load_without_callers_still_answers_the_fleet() {
     nodes.nothing_left(0..3).await;
 }
 
-/// The waiters are answered within the dead leader's lease, plus their own load and slack for a busy machine.
+/// The waiters must be answered within the dead leader's lease, plus the time of their own load and slack for a busy machine.
 async fn a_dead_leader_costs_one_lease(kill: impl AsyncFnOnce(&Member)) {
     let nodes = nodes(3, LEASE).await;
     nodes.one_leads("k", "load k 3", 5).await;
@@ -109,7 +109,7 @@ async fn a_hand_over_skips_a_killed_waiter() {
     nodes.nothing_left([0, 2]).await;
 }
 
-/// The grant reaches the connection of a stopped process, which costs one lease, like a dead leader.
+/// The grant is sent to the connection of a stopped process. That costs one lease, like a dead leader.
 #[tokio::test]
 async fn a_hand_over_to_a_stopped_waiter_costs_one_lease() {
     let nodes = nodes(3, LEASE).await;
@@ -167,7 +167,7 @@ async fn callers_after_a_stopped_leader_do_not_join_its_old_load() {
     nodes.nothing_left(0..3).await;
 }
 
-/// The grant carries the count of vanished loads from process to process.
+/// Each grant contains the number of loads that have vanished so far, so all processes together give up after four loads.
 #[tokio::test]
 async fn a_wave_of_panicking_leaders_fails_after_three_hand_overs() {
     let nodes = Nodes::start(6, LONG_LEASE).await;

@@ -7,7 +7,7 @@ use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 
-/// The outcome of a load stays for two leases, for late readers.
+/// The outcome of a load is kept for two leases, for readers that come late.
 const LEASE: Duration = Duration::from_millis(1_600);
 const FRESH_FOR: Duration = Duration::from_secs(30);
 
@@ -15,7 +15,7 @@ fn policy() -> PolicyBuilder {
     patient(LEASE).fresh_for(FRESH_FOR).load_timeout(Duration::from_secs(3))
 }
 
-/// Tasks of this test's runtime.
+/// The number of tasks in this test's runtime.
 fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
@@ -34,7 +34,7 @@ impl Pair {
         Self { server, guards }
     }
 
-    /// One caller per node, and a load that ends with `end`; returns both answers.
+    /// Sends one caller from each node, for a load that ends with `end`. Returns both answers.
     async fn wave<F, Fut>(&self, key: &'static str, end: F) -> [Result<String, LoadError<String>>; 2]
     where
         F: FnOnce() -> Fut + Clone + Send + 'static,
@@ -60,7 +60,8 @@ impl Pair {
         [first.await.expect("joined"), second.await.expect("joined")]
     }
 
-    /// Checks that nothing but entries and connections is left while the guards live, and no connection or task after their drop.
+    /// Checks that only entries and connections are left while the guards live, and that neither connections nor tasks are left after their
+    /// drop.
     async fn leaves_nothing(self, tasks_before: usize) {
         let Self { server, guards } = self;
         settled(&guards).await;
@@ -92,8 +93,8 @@ async fn a_value_leaves_nothing_but_its_entry() {
     pair.leaves_nothing(before).await;
 }
 
-/// Guards against a former defect: flights that each waited 20 ms behind a load of 20 s left 44 entries a second in the queue, and
-/// each end of a load had to pass them.
+/// Regression: flights that each waited 20 ms behind a load of 20 s left 44 entries a second in the queue, and each end of a load had to
+/// pass over them.
 #[tokio::test]
 async fn flights_that_waited_for_long_enough_leave_no_entries_in_the_queue() {
     let server = RedisServer::start();
@@ -157,7 +158,7 @@ async fn an_uncacheable_value_leaves_nothing_but_its_marker() {
         let values = pair.wave(key, || async { Ok("v".repeat(1_000)) }).await;
         assert!(values.iter().all(Result::is_ok), "{values:?}");
     }
-    // This call reads the marker and runs the probe that may remove it.
+    // This call reads the marker, and starts the probe that may remove it.
     for guard in &pair.guards {
         guard.get_or_load("k", || async { Ok::<_, String>("v".repeat(1_000)) }).await.expect("a value");
     }

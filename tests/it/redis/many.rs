@@ -1,4 +1,4 @@
-//! Many keys at once on a real server, in real processes, and in a cluster.
+//! Calls for many keys on a real server, in real processes, and in a cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +23,11 @@ struct Config {
     redis: String,
     origin: String,
     lease: Duration,
-    /// The keys of each process, in its order.
+    /// For each process, its keys in the order in which it names them.
     keys: Vec<Vec<u64>>,
 }
 
-/// What one process received, and the number of its calls.
+/// What one process received, and how many times its loader was called.
 #[derive(Serialize, Deserialize)]
 struct Report {
     answers: Vec<Result<Option<String>, String>>,
@@ -35,7 +35,7 @@ struct Report {
     took: Duration,
 }
 
-/// The guard of a process, once all processes may begin.
+/// The guard of a process. Returns when the parent says that the process may begin.
 async fn started(child: &mut Child) -> (Config, StampedeGuard) {
     let config: Config = child.config();
     let client = redis::Client::open(config.redis.as_str()).expect("an address");
@@ -46,13 +46,13 @@ async fn started(child: &mut Child) -> (Config, StampedeGuard) {
     (config, guard)
 }
 
-/// Asks the origin for each of the keys.
+/// A loader that requests each of the keys at the origin.
 async fn load_all(origin: Arc<str>, keys: Vec<u64>) -> Result<Vec<(u64, String)>, String> {
     let load = async |key: u64| Ok((key, origin::load(&origin, &key.to_string()).await?));
     join_all(keys.into_iter().map(load)).await.into_iter().collect()
 }
 
-/// The process asks for all its keys at once.
+/// A process that requests all its keys in one call.
 pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (config, guard) = started(&mut child).await;
@@ -71,7 +71,7 @@ pub(crate) fn load(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The process warms its keys, five at once.
+/// A process that warms its keys, five at once.
 pub(crate) fn warm(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (config, guard) = started(&mut child).await;
@@ -85,7 +85,7 @@ pub(crate) fn warm(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Deterministic disorder: the keys `0..keys`, of which each process has three quarters, in its own order.
+/// For each process three quarters of the keys `0..keys`, in an order that looks random and is always the same.
 fn overlapping(processes: u64, keys: u64) -> Vec<Vec<u64>> {
     let of = |process: u64| {
         let mut own: Vec<u64> = (0..keys).filter(|key| !(key + process).is_multiple_of(4)).collect();
@@ -118,7 +118,7 @@ async fn overlapping_sets_of_eight_processes_load_each_key_once() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// The other processes wait for one lease, not for one per key, and load what is left by few calls.
+/// The other processes wait for the length of one lease, not of one lease per key, and load the dead process's keys in few calls.
 #[tokio::test]
 async fn a_dead_process_costs_its_keys_one_lease() {
     const LEASE: Duration = Duration::from_secs(2);
@@ -158,7 +158,7 @@ async fn a_dead_process_costs_its_keys_one_lease() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// A hundred keys of which fifty are missing: the time of at most six round trips, of which each takes this long.
+/// A call for a hundred keys, fifty of which are missing, takes less than six round trips. Each takes this long.
 #[tokio::test]
 async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
     const TRIP: Duration = Duration::from_millis(400);
@@ -173,13 +173,13 @@ async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
     let load = |keys: Vec<u64>| async move {
         Ok::<_, String>(keys.into_iter().map(|key| (key, key)).collect::<Vec<_>>())
     };
-    // The scripts are known to the server.
+    // The server learns the scripts.
     let near = super::local(&server, policy.clone()).await;
     near.get_or_load_many([1_000], load).await;
     let stored = near.insert_many((0..50_u64).map(|key| (key, key))).await;
     assert!(stored.into_iter().all(|stored| stored.is_ok()));
     proxy.set(Mode::Delay(TRIP));
-    // As it connects, it learns how far the server is.
+    // While the guard connects, it measures how distant the server is.
     let client = redis::Client::open(proxy.url()).expect("an address");
     let guard = StampedeGuard::builder(client).policy(policy).build().expect("valid");
     connects(&guard).await;
@@ -191,13 +191,14 @@ async fn fifty_missing_keys_of_a_hundred_take_few_round_trips() {
     let expected: Vec<_> = (0..100).map(Some).collect();
     assert_eq!(answers.into_iter().collect::<Result<Vec<_>, _>>().expect("loaded"), expected);
     assert!(took < TRIP * 6, "{took:?}");
-    // 64 MiB of values of a MiB at most: two reads. Each missing key is acquired and committed once.
+    // A read may return up to 64 MiB, and a value may have a MiB, so a hundred keys take two reads. Each missing key is acquired once and
+    // committed once.
     assert_eq!(commands.of("mget"), 2, "{commands:?}");
     assert_eq!(commands.of("evalsha") + commands.of("fcall"), 100, "{commands:?}");
     assert_eq!(commands.total, 102, "{commands:?}");
 }
 
-/// The connection gives the bytes of one command in time, and those of all commands together only in several deadlines.
+/// The connection is fast enough for each single command, but all commands together take several of their time limits.
 #[tokio::test]
 async fn a_read_of_many_keys_has_the_time_of_a_command_for_each_of_its_commands() {
     const KEYS: u64 = 512;
@@ -215,7 +216,7 @@ async fn a_read_of_many_keys_has_the_time_of_a_command_for_each_of_its_commands(
     let stored = guard.insert_many((0..KEYS).map(|key| (key, value.clone()))).await;
     assert!(stored.into_iter().all(|stored| stored.is_ok()));
     let opened = proxy.connections();
-    // 64 values in 40 ms.
+    // This is 64 values in 40 ms.
     proxy.set(Mode::Trickle(16 * 1024));
     let found = guard.get_many::<String, _>(0..KEYS).await;
     proxy.set(Mode::Pass);
@@ -224,7 +225,7 @@ async fn a_read_of_many_keys_has_the_time_of_a_command_for_each_of_its_commands(
     assert_eq!(proxy.connections(), opened, "no connection was abandoned");
 }
 
-/// A deployment: each replica warms the same keys, and one of them is killed.
+/// As in a deployment, each replica warms the same keys, and one of them is killed.
 #[tokio::test]
 async fn replicas_share_a_warm_up_and_go_on_where_a_dead_one_was() {
     let (server, origin) = (RedisServer::start(), Origin::start().await);
@@ -255,7 +256,7 @@ async fn replicas_share_a_warm_up_and_go_on_where_a_dead_one_was() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// The process is ready before its server is.
+/// The warm-up begins before there is a server.
 #[tokio::test]
 async fn a_warm_up_waits_for_a_server_that_starts_later() {
     let server = RedisServer::start();

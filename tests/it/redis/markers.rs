@@ -1,16 +1,16 @@
-//! P1 to P9, Z1 to Z4: a process that is killed, or stopped, at each step of a load. The tests do not sleep until a step is
-//! reached, but observe the origin, the server and the network.
+//! P1 to P9, Z1 to Z4: a process is killed, or stopped, at each step of a load. To know that a step is reached, the tests do not sleep, but
+//! observe the origin, the server and the network.
 
 use super::*;
 use crate::support::origin::Answer;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Long enough that a process keeps its lease even if the machine stalls for a moment.
+/// The lease is so long that a process keeps it even if the machine stalls for a moment.
 const LEASE: Duration = Duration::from_secs(4);
 /// Slack for a machine that runs other tests at the same time, or stalls.
 const SLOW: Duration = Duration::from_secs(8);
 
-/// The victim, a node behind a proxy, and two other nodes that go on.
+/// The process that is killed or stopped (the victim), which is behind a proxy, and two other nodes.
 struct Marked {
     victim: Fleet,
     proxy: Proxy,
@@ -25,7 +25,7 @@ impl Marked {
         let config = Config { redis, origin, lease_ms: LEASE.as_millis() as u64, windows: None };
         let victim = Fleet::spawn(1, "node", &config);
         victim.wait_ready().await;
-        // The server learns the scripts first, so that the network holds back one EVALSHA and not the EVAL after it.
+        // The server learns the scripts first, so that the proxy holds back one EVALSHA, and not the EVAL that follows an unknown script.
         for member in others.fleet.members().iter().chain(victim.members()) {
             member.send("load warm 1");
             member.wait_event("warm").await;
@@ -47,7 +47,7 @@ impl Marked {
         eventually_eq(format!("a key of kind {kind}"), SOON, n, async || self.keys(kind)).await;
     }
 
-    /// The victim leads a load that the origin holds.
+    /// Makes the victim lead a load by `command`, which the origin holds.
     async fn leads(&self, command: &str) {
         self.victim().send(command);
         self.others.origin.wait_for_loads("k", 1).await;
@@ -64,14 +64,14 @@ impl Marked {
         self.others.fleet.members().iter().for_each(|member| member.send("load k 5"));
     }
 
-    /// Checks that all callers of the other nodes receive `value` within a lease, that there were `loads` loads, and that these
-    /// nodes work afterwards as at the start.
+    /// Checks that all callers of the other nodes receive `value` within a lease, that there were `loads` loads, and that these nodes still
+    /// work afterwards.
     async fn others_get(&self, value: &str, loads: usize) {
         let since = Instant::now();
         self.others.all_get(0..2, "k", value).await;
         assert!(since.elapsed() < LEASE + SLOW, "{:?}", since.elapsed());
         assert_eq!(self.others.origin.loads("k"), loads);
-        // The held back commands arrive now, too late.
+        // The commands that were held back arrive now, too late.
         self.proxy.set(Mode::Pass);
         self.others.nothing_left(0..2).await;
         self.others.node(0).send("get k");
@@ -91,7 +91,7 @@ async fn a_process_killed_when_it_has_subscribed_costs_nothing() {
         .await;
 }
 
-/// P2: the dead process holds the lease without having received the grant.
+/// P2: the dead process has the lease, although the grant has not reached it.
 #[tokio::test]
 async fn a_process_killed_when_it_has_acquired_costs_one_lease() {
     let marked = Marked::new().await;
@@ -131,7 +131,7 @@ async fn a_process_killed_between_two_renewals_costs_one_lease_and_one_load() {
     marked.others_get("second", 2).await;
 }
 
-/// P4: the process dies with its commit under way; the commit arrives after another process's value is stored.
+/// P4: the process dies while its commit is on its way. The commit arrives after another process's value is stored.
 #[tokio::test]
 async fn a_process_killed_when_it_has_loaded_costs_one_lease_and_one_load() {
     let marked = Marked::new().await;
@@ -144,7 +144,7 @@ async fn a_process_killed_when_it_has_loaded_costs_one_lease_and_one_load() {
     marked.others_get("second", 2).await;
 }
 
-/// P5: the commit has run, and the victim's callers are not answered.
+/// P5: the commit has run when the victim dies, but the victim's callers were not answered.
 #[tokio::test]
 async fn a_process_killed_while_it_commits_costs_nothing() {
     let marked = Marked::new().await;
@@ -182,7 +182,7 @@ async fn a_process_killed_while_it_waits_costs_nothing() {
     marked.others_get("first", 1).await;
 }
 
-/// The hand-over has run, but the victim does not receive the reply.
+/// The hand-over has run when the victim dies, but the victim has not received the reply.
 #[tokio::test]
 async fn a_process_killed_while_it_hands_over_costs_nothing_more() {
     let marked = Marked::new().await;
@@ -195,7 +195,7 @@ async fn a_process_killed_while_it_hands_over_costs_nothing_more() {
     marked.others_get("second", 2).await;
 }
 
-/// Z1, Z2: a process is stopped for longer than its lease, with its commit under way.
+/// Z1, Z2: a process is stopped for longer than its lease, while its commit is on its way.
 #[tokio::test]
 async fn a_commit_that_arrives_after_a_stop_past_the_lease_is_refused() {
     let marked = Marked::new().await;
@@ -213,8 +213,8 @@ async fn a_commit_that_arrives_after_a_stop_past_the_lease_is_refused() {
     assert_eq!(marked.others.node(1).wait_event("get").await, "second");
 }
 
-/// Z4: a stopped waiter is answered as soon as it runs again: with the stored value or, if it was stopped during a command, which
-/// has then timed out, by a load without the server.
+/// Z4: a stopped waiter is answered as soon as it runs again: with the stored value or, if it was stopped during a command, which has timed
+/// out by then, by a load without the server.
 #[tokio::test]
 async fn a_waiter_stopped_past_its_lease_is_answered_when_it_goes_on() {
     let marked = Marked::new().await;
@@ -225,7 +225,7 @@ async fn a_waiter_stopped_past_its_lease_is_answered_when_it_goes_on() {
     marked.others.node(1).send("load k 5");
     queued(&marked.others.server, "k", 2).await;
     marked.victim().pause();
-    // Longer than all timers of the victim.
+    // Longer than any timer of the victim.
     tokio::time::sleep(LEASE + LEASE / 2).await;
     marked.others.origin.release("k");
     marked.others_get("first", 1).await;
@@ -242,7 +242,7 @@ async fn a_waiter_stopped_past_its_lease_is_answered_when_it_goes_on() {
     assert_eq!(marked.others.node(1).wait_event("get").await, "first");
 }
 
-/// The common host of all processes stalls: no process renews the lease, and the first one to run again leads.
+/// The machine that runs all processes stalls: no process renews the lease, and the process that first runs again leads.
 #[tokio::test]
 async fn a_fleet_that_is_stopped_past_its_lease_loads_once_more() {
     let marked = Marked::new().await;

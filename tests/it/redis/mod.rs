@@ -83,14 +83,14 @@ pub(crate) const ROLES: &[Role] = &[
     ("tls_node", tls::node),
 ];
 
-/// The bound of waits without a promised time.
+/// The bound of waits for which no time is promised.
 const SOON: Duration = Duration::from_secs(10);
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A policy with a `command_timeout` as long as the lease allows: on a busy machine a late command would make a node load for
+/// A policy whose `command_timeout` is as long as the lease allows. On a busy machine a late command would otherwise make a node load for
 /// itself.
 fn lease_of(lease: Duration) -> Policy {
     patient(lease).build().expect("valid")
@@ -101,7 +101,7 @@ fn patient(lease: Duration) -> PolicyBuilder {
     Policy::builder().lease(lease).command_timeout(command).coordination_budget(command * 4)
 }
 
-/// The same with a short budget, for tests that measure the cost of an unreachable server.
+/// Like [`lease_of`], with a short budget, for tests that measure what an unreachable server costs.
 fn hurried_lease_of(lease: Duration) -> Policy {
     let command = (lease / 4).min(ms(400));
     let builder = Policy::builder().lease(lease).command_timeout(command).coordination_budget(ms(800));
@@ -115,13 +115,13 @@ async fn local(server: &RedisServer, policy: Policy) -> StampedeGuard {
     guard
 }
 
-/// Connects with several tries: one try has about a second, and a busy machine may stall for that long.
+/// Connects, with several attempts: each has about a second, and a busy machine may stall for that long.
 #[track_caller]
 pub(crate) fn connects(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     eventually("connects", PATIENCE, move || async move { guard.connect().await.is_ok() })
 }
 
-/// The same for a server, or a user, that can not run the commands of a load: `connect` fails, but the connection opens.
+/// Opens the connection to a server that cannot run the commands of a load, or refuses them to the user: `connect` fails all the same.
 #[track_caller]
 fn opens(guard: &StampedeGuard) -> impl Future<Output = ()> + '_ {
     eventually("opens", PATIENCE, move || async move {
@@ -142,12 +142,12 @@ fn connect_advises(guard: &StampedeGuard, advice: &str) -> impl Future<Output = 
     })
 }
 
-/// A node on one server, or on sentinels or a cluster if the URL has their test-only scheme.
+/// A node that is not connected yet: on one server, or on sentinels or a cluster if the URL has their test-only scheme.
 fn unconnected(url: &str, policy: Policy) -> StampedeGuard {
     builder(url).policy(policy).build().expect("valid")
 }
 
-/// The builder of such a node.
+/// The builder of a node like `unconnected`.
 pub(crate) fn builder(url: &str) -> StampedeGuardBuilder {
     #[cfg(feature = "sentinel")]
     if url.starts_with(sentinel::SCHEME) {
@@ -165,15 +165,15 @@ async fn answer(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
     guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await.expect("a value")
 }
 
-/// An error and all its causes.
+/// The texts of an error and of all its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Checks that two nodes share a load. The lease outlives the test, so the follower has to be notified.
+/// Checks that two nodes share a load. The lease outlasts the test, so the follower must be notified.
 async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
-    // A first try to connect may have failed.
+    // A first attempt to connect may have failed, so the counters need not be 0.
     let failed =
         || guards.each_ref().map(|guard| (guard.stats().fail_open_loads, guard.stats().store_errors));
     let before = failed();
@@ -181,12 +181,12 @@ async fn share_a_load(server: &RedisServer, guards: &[StampedeGuard; 2]) {
     assert_eq!(failed(), before);
 }
 
-/// The same for any key, with the value that each node would load.
+/// Like `share_a_load`, for any key. Each node would load its own value of `values`.
 async fn share_a_load_of(server: &RedisServer, guards: &[StampedeGuard; 2], key: &str, values: [u32; 2]) {
     share_a_load_in("default", server, guards.each_ref(), key, values).await;
 }
 
-/// The same in any namespace.
+/// Like `share_a_load_of`, in any namespace.
 async fn share_a_load_in(
     namespace: &str,
     server: &RedisServer,
@@ -205,12 +205,12 @@ async fn share_a_load_in(
     assert_eq!((received, loads.started()), ((values[0], values[0]), 1), "{namespace}:{key}");
 }
 
-/// Waits for callers that are notified, and fails if they sleep until the lease ends.
+/// Waits for callers that should be notified. Fails if they sleep until the lease ends.
 async fn notified<T>(waiting: impl Future<Output = T>) -> T {
     tokio::time::timeout(SOON, waiting).await.expect("notified when the load has ended")
 }
 
-/// Checks that loads go on without the server at almost no cost, and that `connect` reports `advice`.
+/// Checks that loads continue without the server at almost no cost, and that `connect` reports `advice`.
 async fn loads_go_on_without(guard: &StampedeGuard, advice: &str) {
     let first = requests(guard, "first", 3).await;
     keep_to_the_budget(&first, advice);
@@ -238,13 +238,13 @@ async fn queued(server: &RedisServer, key: &str, nodes: usize) {
     queued_in("default", server, key, nodes).await;
 }
 
-/// The same in any namespace.
+/// Like `queued`, in any namespace.
 async fn queued_in(namespace: &str, server: &RedisServer, key: &str, nodes: usize) {
     let queue = format!("sg1:q:{{{namespace}:{key}}}");
     eventually_eq("nodes wait", SOON, nodes, async || server.run::<usize>(&["LLEN", &queue])).await;
 }
 
-/// A load of `value` that waits at `gate`.
+/// Calls with a load of `value` that waits at `gate`.
 fn held_call(
     guard: &StampedeGuard,
     value: u32,
@@ -265,7 +265,7 @@ fn held_call_of(
     tokio::spawn(async move { load.await.expect("a value") })
 }
 
-/// The answer of a load that waits at `gate` and has this result.
+/// Calls with a load that waits at `gate` and has this result. Returns the answer.
 fn held_load<T, E>(
     guard: &StampedeGuard,
     key: &str,

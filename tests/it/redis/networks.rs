@@ -1,5 +1,5 @@
-//! N2, N5, N6: a network that is slow, trickles or resets connections. Every call is answered within its bound, and all works
-//! again when the network does.
+//! N2, N5, N6: a network that is slow, trickles, or resets connections. Every call is answered within its bound, and everything works again
+//! once the network does.
 
 use store_down::{Line, still_coalesces, stores_again};
 
@@ -54,8 +54,8 @@ async fn a_network_that_resets_everything_costs_next_to_nothing() {
     is_tolerated(Mode::Reset).await;
 }
 
-/// Guards against a former defect: two hundred replicas read a stored value at the same moment, and at 200 kB each read took longer
-/// than `command_timeout`, so 164 replicas loaded for themselves.
+/// Regression: two hundred replicas read a stored value of 200 kB at the same moment, each read took longer than `command_timeout`, and 164
+/// replicas loaded for themselves.
 #[tokio::test]
 async fn a_waiter_reads_the_stored_value_however_slow_the_network_is() {
     let policy = Policy::builder().lease(Duration::from_secs(10)).build().expect("valid");
@@ -67,7 +67,7 @@ async fn a_waiter_reads_the_stored_value_however_slow_the_network_is() {
     loads.reach(1).await;
     let waits = held_call(&line.guard, 2, &gate, &loads);
     queued(&line.server, "k", 1).await;
-    // Replies come in order, so by now the waiter has received the reply to its acquire.
+    // Replies come in order, so once this read is answered, the waiter has received the reply to its acquire.
     eventually("it is answered", SOON, async || line.guard.get::<u32>("other").await.is_ok()).await;
     line.proxy.set(Mode::Delay(ms(400)));
     gate.open();
@@ -75,8 +75,8 @@ async fn a_waiter_reads_the_stored_value_however_slow_the_network_is() {
     assert_eq!(loads.started(), 1);
 }
 
-/// N2: a command that was sent before a reset may have run. Two nodes load the same keys while the connections of one are reset
-/// again and again: a lost reply may cost a load, but no value.
+/// N2: a command that was sent before a reset may have run. Two nodes load the same keys, while the connections of one node are reset again
+/// and again. A lost reply may cost a load, but never a value.
 #[tokio::test]
 async fn resets_in_the_middle_of_everything_lose_nothing() {
     let line = Line::new(lease_of(Duration::from_secs(1))).await;
@@ -109,7 +109,7 @@ async fn resets_in_the_middle_of_everything_lose_nothing() {
         () = resets => {}
         () = rounds => {}
     }
-    // One load per round, plus one for each load without a lease or with a lost one.
+    // There may be one load per round, and one more for each load that had no lease, or lost it.
     let stats: Vec<_> = guards.iter().map(StampedeGuard::stats).collect();
     let explained = |stats: &Stats| stats.fail_open_loads + stats.leases_lost + stats.commits_refused;
     let allowed = 60 + stats.iter().map(explained).sum::<u64>();

@@ -1,4 +1,4 @@
-//! Nodes that can be killed and stopped: child processes on one server and one origin, which execute the test's commands.
+//! Nodes that can be killed and stopped: child processes that share one server and one origin, and execute the test's commands.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(super) struct Config {
     pub(super) windows: Option<Windows>,
 }
 
-/// How long values are fresh, and how long they may be served stale.
+/// For how long values are fresh, and for how long they may then be served stale.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Windows {
     pub(super) fresh_ms: u64,
@@ -34,14 +34,14 @@ impl Windows {
     }
 }
 
-/// The answer of one call, and the time that it took.
+/// What one call returned, and how long it took.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Reply {
     pub(super) result: Result<String, String>,
     pub(super) took_ms: u64,
 }
 
-/// The part of [`Stats`] that the tests read.
+/// The fields of [`Stats`] that the tests read.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) loads: u64,
@@ -53,7 +53,7 @@ pub(super) struct Counts {
     pub(super) tasks: u64,
 }
 
-/// Every member loads `key` with this number of callers, and each caller must receive `value`.
+/// Sends `callers` callers of `key` to every member. Each of them must receive `value`.
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
 pub(super) async fn all_load(fleet: &Fleet, key: &str, callers: usize, value: &str) {
     for member in fleet.members() {
@@ -168,8 +168,7 @@ impl Nodes {
         self.fleet.member(index)
     }
 
-    /// Node 0 executes `command` and leads a load of `key` that the origin holds; callers of every other node wait for
-    /// it.
+    /// Makes node 0 lead a load of `key` by `command`, which the origin holds, and lets `callers` callers of every other node wait for it.
     pub(super) async fn one_leads(&self, key: &str, command: &str, callers: usize) {
         self.node(0).send(command);
         self.origin.wait_for_loads(key, 1).await;
@@ -191,7 +190,7 @@ impl Nodes {
         async move { serde_json::from_value(event.await).expect("replies") }
     }
 
-    /// Waits for the callers of these nodes; each must have received `value`.
+    /// Waits for the callers of these nodes, each of which must receive `value`.
     #[track_caller]
     pub(super) fn all_get(
         &self,
@@ -231,7 +230,7 @@ impl Nodes {
         crate::support::probe::assert_nothing_left(&self.server, SOON).await;
     }
 
-    /// Checks that these nodes work as at the start: a cold key is loaded once.
+    /// Checks that these nodes work as well as at the start: they share one load of a cold key.
     pub(super) async fn work(&self, nodes: impl IntoIterator<Item = usize>) {
         let nodes: Vec<_> = nodes.into_iter().collect();
         for &index in &nodes {

@@ -21,7 +21,7 @@ async fn replica(chaos: &ChaosStore<redis::Client>) -> (StampedeGuard, Replica) 
     (guard, replica)
 }
 
-/// Runs one load with `fault` at its commit; returns whether the value is stored afterwards.
+/// Runs one load, with `fault` at its commit. Returns whether the value is stored afterwards.
 async fn is_committed(fault: Fault) -> bool {
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 1);
@@ -35,7 +35,7 @@ async fn is_committed(fault: Fault) -> bool {
         }
     };
     assert_eq!(guard.get_or_load("k", load).await.ok(), Some(7), "{fault}: the caller gets its load");
-    // A ghost command may arrive three seconds after its deadline.
+    // A ghost command may arrive up to three seconds after its deadline.
     settled(std::slice::from_ref(&guard)).await;
     assert_nothing_left(&server, SOON).await;
     assert_eq!(chaos.struck(fault), 1, "{fault}");
@@ -57,7 +57,8 @@ async fn each_fault_on_a_commit_decides_whether_the_value_is_stored() {
     }
 }
 
-/// Two replicas share one load, with `fault` in the messages to the waiting one. Returns how late the waiter was answered.
+/// Two replicas share a load, with `fault` in the messages to the one that waits. Returns how much later than the load's end it was
+/// answered.
 async fn notified_after(fault: Fault) -> Duration {
     let server = RedisServer::start();
     let chaos = in_front_of(&server, 1);
@@ -86,7 +87,7 @@ async fn waiters_survive_lost_doubled_and_forged_wake_ups() {
     notified_after(Fault::WakeForged).await;
 }
 
-/// The killed replica holds the lease, and the replica that is cut off holds nothing.
+/// One replica has the lease and is killed; the other one has none and is cut off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_of_a_server_are_cut_off_and_killed() {
     let server = RedisServer::start();
@@ -152,7 +153,7 @@ async fn every_caller_is_answered_under_every_fault() {
 
     chaos.calm();
     settled(&guards).await;
-    // Lasting faults (lost subscriptions, refused writes) end within a second, ghost commands within three.
+    // Faults that last (lost subscriptions, refused writes) end within a second, and ghost commands run within three.
     assert_nothing_left(&server, SOON).await;
     let loads = Counter::default();
     for guard in &guards {

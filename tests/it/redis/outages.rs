@@ -1,16 +1,16 @@
-//! Promises 3 and 6 in the middle of a wait: a leader loads, other processes wait for it, and then the server is
-//! killed, restarted, stopped, emptied or cuts connections. Every caller receives a correct value, there are no more
-//! loads than docs/faults.md allows, and afterwards all processes work as before.
+//! Promises 3 and 6 in the middle of a wait: while a leader loads and other processes wait for it, the server is killed, restarted,
+//! stopped, emptied, or cuts connections. Every caller receives a correct value, there are no more loads than docs/faults.md allows, and
+//! afterwards all processes work as before.
 
 use super::*;
 use crate::support::origin::Answer;
 
-/// Long enough that the leader keeps its lease even if the machine stalls for a moment.
+/// The lease is so long that the leader keeps it even if the machine stalls for a moment.
 const LEASE: Duration = Duration::from_secs(3);
-/// Longer than a test waits: a waiter that sleeps until this lease ends fails the test.
+/// Longer than a test waits, so that a test fails if a waiter sleeps until this lease ends.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
-/// Node 0 holds a load of `k`; nodes 1 and 2 wait for it, with five callers each.
+/// Lets node 0 hold a load of `k`, for which nodes 1 and 2 wait with five callers each.
 async fn in_the_middle(lease: Duration) -> Nodes {
     let nodes = Nodes::start(3, lease).await;
     nodes.origin.script("k", [Answer::value("v").held()]);
@@ -18,7 +18,7 @@ async fn in_the_middle(lease: Duration) -> Nodes {
     nodes
 }
 
-/// Releases the load; checks that all callers are answered, nothing is left, and the nodes work.
+/// Ends the load, and checks that all callers are answered, nothing is left, and the nodes work.
 async fn and_then(nodes: &Nodes) {
     nodes.origin.release("k");
     nodes.all_get(0..3, "k", "v").await;
@@ -26,7 +26,7 @@ async fn and_then(nodes: &Nodes) {
     nodes.work(0..3).await;
 }
 
-/// Loads <= 1 + lost leases + refused commits + fail-open loads; and no process loads more than once for one wave.
+/// Checks that loads <= 1 + lost leases + refused commits + fail-open loads, and that no process loads more than once in one wave.
 async fn loads_are_bounded(nodes: &Nodes) {
     let mut allowed = 1;
     for index in 0..3 {
@@ -58,7 +58,7 @@ async fn cut_subscriptions_cost_no_load() {
     let nodes = in_the_middle(LONG_LEASE).await;
     assert_eq!(nodes.server.kill_pubsub(), 3);
     nodes.origin.release("k");
-    // The lease is long: a waiter that lost its wake-up for good would not answer in time.
+    // The lease is long, so a waiter that has lost its wake-up for good would not answer in time.
     nodes.all_get(0..3, "k", "v").await;
     and_then_as_before(&nodes).await;
     assert_eq!(nodes.origin.loads("k"), 1);
@@ -84,7 +84,7 @@ async fn cut_connections_cost_no_load() {
     assert_eq!(nodes.origin.loads("k"), 1);
 }
 
-/// FLUSHALL also removes the lease and notifies no process, so the waiters find out by their timers.
+/// FLUSHALL removes the lease without notifying any process, so the waiters notice it by their timers.
 #[tokio::test]
 async fn an_emptied_server_costs_one_lease_and_one_load() {
     let nodes = in_the_middle(LEASE).await;
@@ -125,14 +125,14 @@ async fn a_stopped_server_costs_one_load_per_process() {
     nodes.origin.wait_for_loads("k", 3).await;
     nodes.origin.release("k");
     nodes.all_get(0..3, "k", "v").await;
-    // The timed-out commands run now; each of their writes is refused or expires.
+    // The commands that timed out run now. Whatever they would write is refused or expires.
     nodes.server.resume();
     and_then_as_before(&nodes).await;
     assert_eq!(nodes.origin.loads("k"), 3);
     loads_are_bounded(&nodes).await;
 }
 
-/// During a short stop the load goes on, and the waiters wait on.
+/// During a short stop, the load continues, and the waiters go on waiting.
 #[tokio::test]
 async fn a_server_that_hangs_for_a_moment_costs_no_load() {
     let nodes = in_the_middle(LONG_LEASE).await;

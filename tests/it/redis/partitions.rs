@@ -1,12 +1,12 @@
-//! Promises 4 to 6 when one node is cut off from the server: the other nodes go on, and neither its late commands nor its lost
-//! ones do harm.
+//! Promises 4 to 6 while one node is cut off from the server: the other nodes continue, and neither late nor lost commands of the cut-off
+//! node do harm.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Long enough that a lease that is never released fails a test.
+/// The lease is so long that a test fails if the lease is never released.
 const LONG_LEASE: Duration = Duration::from_secs(60);
 
 /// Two nodes on one server, one of them behind a proxy.
@@ -24,12 +24,12 @@ impl Cut {
         let behind = unconnected(&proxy.url(), lease_of(lease));
         connects(&behind).await;
         let direct = local(&server, lease_of(lease)).await;
-        // The server learns the scripts first, so that the cut affects one EVALSHA and not the EVAL after it.
+        // The server learns the scripts first, so that the cut affects one EVALSHA, and not the EVAL that follows an unknown script.
         answer(&behind, "warm", 1).await;
         Self { server, proxy, behind, direct }
     }
 
-    /// The same with a short budget for the node behind the proxy.
+    /// Like `new`, with a short budget for the node behind the proxy.
     async fn hurried(lease: Duration) -> Self {
         let cut = Self::new(lease).await;
         Self { behind: cut.behind.with_policy(hurried_lease_of(lease)), ..cut }
@@ -55,12 +55,12 @@ async fn a_leader_that_is_cut_off_costs_one_lease_and_can_not_overwrite() {
     assert_eq!(waiter.await.expect("joined"), 2);
     assert!(since.elapsed() < ms(2_000 + 100) + STANDSTILL, "one lease: {:?}", since.elapsed());
     assert_eq!(loads.started(), 2);
-    // The load ends behind the cut: its own caller does not wait for the store.
+    // The load ends during the cut: its own caller does not wait for the store.
     let ended = Instant::now();
     old.open();
     assert_eq!(leader.await.expect("joined"), 1);
     assert!(ended.elapsed() < ms(800) + Duration::from_secs(1) + STANDSTILL, "{:?}", ended.elapsed());
-    // The held back commands arrive now.
+    // The commands that were held back arrive now.
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
     assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
@@ -90,7 +90,7 @@ async fn a_waiter_that_is_cut_off_loads_for_itself_after_its_wait() {
     assert_eq!(loads.started(), 2);
 }
 
-/// The commit was executed and its reply was lost: the value is stored, and the other node reads it.
+/// The commit runs and its reply is lost: the value is stored, and the other node reads it.
 #[tokio::test]
 async fn a_commit_with_a_lost_reply_counts() {
     let cut = Cut::new(LONG_LEASE).await;
@@ -106,19 +106,19 @@ async fn a_commit_with_a_lost_reply_counts() {
     assert_eq!(loads.started(), 1);
     cut.proxy.set(Mode::Pass);
     cut.nothing_left().await;
-    // The node may have abandoned the silent connection.
+    // The node may have abandoned the silent connection, so this waits until it is connected again.
     connects(&cut.behind).await;
     assert_eq!(answer(&cut.behind, "k", 3).await, 1);
 }
 
-/// The lease was granted and the reply was lost: the caller loads without a lease, and its guard releases the lease as soon as
-/// possible.
+/// The lease is granted and the reply is lost: the caller loads without a lease, and its guard releases the lease as soon as it can reach
+/// the server.
 async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     let cut = Cut::new(LONG_LEASE).await;
     let open = Gate::closed();
     open.open();
     let loads = Counter::default();
-    // The acquire is executed, but its reply is held back.
+    // The acquire runs, but its reply is held back.
     let held = Gate::closed();
     let waits = tokio::spawn({
         let (guard, held, loads) = (cut.behind.clone(), held.clone(), loads.clone());
@@ -140,7 +140,7 @@ async fn gives_back_a_lease_it_did_not_hear_of(cut_off: impl FnOnce(&Proxy)) {
     cut_off(&cut.proxy);
     assert_eq!(waits.await.expect("joined"), 1);
     cut.proxy.set(Mode::Pass);
-    // Much earlier than the lease expires.
+    // The other node gets the lease much earlier than the lease would expire.
     let next = tokio::time::timeout(SOON, held_call(&cut.direct, 2, &open, &loads)).await;
     assert_eq!(next.expect("the lost lease was released").expect("joined"), 2);
     cut.nothing_left().await;
@@ -157,8 +157,7 @@ async fn a_lease_grant_lost_with_the_connection_is_released() {
     gives_back_a_lease_it_did_not_hear_of(|proxy| proxy.set(Mode::Reset)).await;
 }
 
-/// Guards against a former defect: an insertion has no lease, and one that was delayed and abandoned overwrote newer insertions of
-/// any node.
+/// Regression: an insertion has no lease, and one that was delayed and abandoned overwrote newer insertions of any node.
 #[tokio::test]
 async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
     let cut = Cut::new(LONG_LEASE).await;
@@ -172,10 +171,10 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
     let error = held.await.expect("joined").expect_err("it was not confirmed");
     assert!(error.to_string().contains("not confirmed"), "{error}");
     cut.direct.insert("k", &2u32).await.expect("confirmed");
-    // By the server's clock, a command may run until one second after its caller gave up.
+    // By the server's clock, a command may run until one second after its caller has given up.
     tokio::time::sleep(ms(1_500)).await;
     cut.proxy.set(Mode::Pass);
-    // The held back command arrives before the next ones.
+    // The command that was held back arrives before any later one.
     connects(&cut.behind).await;
     for _ in 0..20 {
         assert_eq!(cut.direct.get::<u32>("k").await.expect("store"), Some(2));
@@ -191,7 +190,7 @@ async fn an_insertion_that_comes_late_does_not_overwrite_a_newer_one() {
 async fn a_slow_network_costs_its_round_trips_and_no_load() {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;
-    // A follower makes three round trips. Each may take one second, and all together four.
+    // A follower makes three round trips. Each of them may take one second, and together they may take four.
     let guards = [(); 3].map(|()| unconnected(&proxy.url(), lease_of(LONG_LEASE)));
     for guard in &guards {
         connects(guard).await;

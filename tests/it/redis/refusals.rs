@@ -13,7 +13,7 @@ use crate::support::gate::{Counter, Gate};
 use crate::support::probe::assert_nothing_left;
 use crate::support::warnings::Warnings;
 
-/// Long enough that a waiter without its notification fails a test.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +23,8 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// Out of memory, leases can still be released. On a replica they can not, nor can waiters be notified: they wait for the
-    /// end of the lease, as behind a dead leader.
+    /// The length of the leases. Out of memory, leases can still be released. On a replica they cannot, and no waiter can be notified, so
+    /// waiters wait for the end of the lease, as behind a dead leader.
     fn lease(self) -> Duration {
         match self {
             Self::OutOfMemory => LEASE,
@@ -47,7 +47,7 @@ impl Refusal {
     }
 }
 
-/// The server begins to refuse writes while one node holds a load and two others wait; then the load ends.
+/// The server begins to refuse writes while one node holds a load and two others wait for it. Then the load ends.
 async fn in_the_middle_of_a_load(refusal: Refusal) {
     let server = RedisServer::start();
     let mut guards = Vec::new();
@@ -69,7 +69,7 @@ async fn in_the_middle_of_a_load(refusal: Refusal) {
         let answered = tokio::time::timeout(SOON, caller).await.expect("no caller is stuck");
         assert_eq!(answered.expect("joined").expect("a value"), 1);
     }
-    // The value could not be stored, so each node has loaded it once.
+    // The value could not be stored, so each node has loaded it once for itself.
     assert_eq!(loads.started(), 3, "{refusal:?}");
     if matches!(refusal, Refusal::OutOfMemory) {
         assert_nothing_left(&server, SOON).await;
@@ -87,7 +87,7 @@ async fn in_the_middle_of_a_load(refusal: Refusal) {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Checks that calls are answered meanwhile, at little cost.
+/// Checks that calls are answered while the server refuses writes, at little cost.
 async fn costs_little(guard: &StampedeGuard, refusal: Refusal) {
     let guard = &guard.with_policy(hurried_lease_of(refusal.lease()));
     let mut added = Vec::new();
@@ -139,7 +139,7 @@ async fn callers_of_one_node_share_a_load_though_the_server_refuses() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Guards against a former defect: with one warning per connection, a first refusal hid later outages.
+/// Regression: there was one warning per connection, so an outage after the first one was not reported.
 #[tokio::test]
 async fn each_outage_without_memory_is_one_warning() {
     let server = RedisServer::start();
@@ -164,7 +164,7 @@ async fn each_outage_without_memory_is_one_warning() {
     }
 }
 
-/// Missing rights are handled like a server that is down, until they are restored.
+/// If rights are missing, the server counts as down until they are restored.
 #[tokio::test]
 async fn loads_go_on_while_rights_are_missing_and_use_them_when_restored() {
     let server = RedisServer::start();
@@ -194,7 +194,7 @@ async fn loads_go_on_with_a_wrong_password_until_it_is_right_again() {
     assert_eq!(guard.get::<u32>("after").await.expect("store"), Some(1));
 }
 
-/// Without SUBSCRIBE no waiter is notified: waits end by their timers, and there is still one load.
+/// Without SUBSCRIBE no waiter is notified. Waits end by timers, and there is still only one load.
 #[tokio::test]
 async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     let server = RedisServer::start();
@@ -215,8 +215,8 @@ async fn without_the_right_to_subscribe_waits_end_by_their_timers() {
     assert!(started.elapsed() < Duration::from_secs(4) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// Guards against a former defect: without messages, for up to a third of a lease, a caller received a load that had begun before an
-/// invalidation by another process, although it came after the acknowledgement.
+/// Regression: without messages, for up to a third of a lease, a caller received a load that had begun before another process's
+/// invalidation, although the caller came after the acknowledgement.
 #[tokio::test]
 async fn without_the_right_to_subscribe_a_later_caller_never_receives_an_invalidated_value() {
     let server = RedisServer::start();
@@ -245,7 +245,8 @@ async fn connecting_without_the_key_rights_of_a_load_is_an_error() {
     connects(&guard).await;
 }
 
-/// A server under `CLIENT PAUSE WRITE` does not reply to scripts. The guard gives up the probe before the silence closes the connection.
+/// Under `CLIENT PAUSE WRITE` a server does not reply to scripts. The guard gives up its probe before it takes the silence for a dead
+/// connection.
 #[tokio::test]
 async fn a_server_that_holds_writes_back_keeps_its_connection() {
     let server = RedisServer::start();
@@ -261,14 +262,14 @@ async fn a_server_that_holds_writes_back_keeps_its_connection() {
     assert_eq!(server.client_count(), before);
 }
 
-/// `connect` tries only the commands of loads. Missing commands of other features are reported by `doctor()`, or on use.
+/// `connect` tries only the commands that loads need. If commands of other features are missing, `doctor()` reports it, or their first use.
 #[tokio::test]
 async fn connecting_does_not_require_commands_that_loads_do_not_need() {
     let renamed = ["ZADD", "INCR", "PUBLISH"];
     let server = RedisServer::with_args(renamed.iter().flat_map(|command| ["--rename-command", command, ""]));
     connects(&unconnected(&server.url(), lease_of(LEASE))).await;
     assert_eq!(server.keys(), [""; 0]);
-    // Temporary refusals are no error of connecting either.
+    // A temporary refusal is no error of connecting either.
     let server = RedisServer::start();
     for refusal in [Refusal::OutOfMemory, Refusal::ReadOnly] {
         let guard = unconnected(&server.url(), lease_of(LEASE));
@@ -279,8 +280,7 @@ async fn connecting_does_not_require_commands_that_loads_do_not_need() {
     }
 }
 
-/// A missing command is named by `connect()`, by the causes of a failed call's error, and by `doctor()`; loads go on without the
-/// server.
+/// A missing command is named by `connect()`, by the causes of a failed call's error, and by `doctor()`. Loads continue without the server.
 #[tokio::test]
 async fn missing_commands_are_named() {
     for (lacks, text) in [
@@ -301,7 +301,7 @@ async fn missing_commands_are_named() {
         let (gate, loads) = (Gate::closed(), Counter::default());
         let leads = held_call(&guards[0], 1, &gate, &loads);
         loads.reach(1).await;
-        // The commands of waiters are needed only now, behind a leader.
+        // Only now, behind a leader, the commands of waiters are needed.
         let fails =
             guards[1].with_policy(patient(LEASE).on_store_down(OnStoreDown::FailClosed).build().unwrap());
         let refused = fails.get_or_load("k", || async { Ok::<_, String>(2) }).await.expect_err("no lease");

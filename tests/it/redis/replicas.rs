@@ -1,5 +1,5 @@
-//! A fleet of two hundred replicas on one server: each step of a node comes two hundred times to Redis and the origin. All nodes
-//! are in this process, with two connections each and nothing in common. One fleet runs at a time, to limit file descriptors.
+//! A fleet of two hundred replicas on one server, which receives each step of a node two hundred times, as does the origin. All nodes are
+//! in this process, each with its own two connections. One fleet runs at a time, to limit file descriptors.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -9,14 +9,14 @@ use crate::support::proxy::{Mode, Proxy};
 use tokio::sync::Mutex;
 
 const REPLICAS: usize = 200;
-/// Callers per replica in the outages; those of one replica share a load.
+/// How many callers each replica has in the outages. They share a load.
 const CALLERS: usize = 5;
-/// Long, so that no command times out while two hundred nodes share two cores.
+/// The lease is so long that no command times out while two hundred nodes share two cores.
 const LEASE: Duration = Duration::from_secs(8);
 
 static ONE_FLEET: Mutex<()> = Mutex::const_new(());
 
-/// All nodes, after each has waited for a load once: the server knows the scripts, and the inboxes are open.
+/// All nodes, each of which has waited for a load once, so that the server knows the scripts and the inboxes are open.
 async fn replicas(server: &RedisServer) -> Vec<StampedeGuard> {
     let url = server.minimal_user();
     let guards: Vec<_> = (0..REPLICAS).map(|_| unconnected(&url, lease_of(LEASE))).collect();
@@ -25,7 +25,7 @@ async fn replicas(server: &RedisServer) -> Vec<StampedeGuard> {
     guards
 }
 
-/// All nodes wait for one load; returns the time from its end to the last answer.
+/// Lets all nodes wait for one load. Returns the time from the end of the load to the last answer.
 async fn one_load(server: &RedisServer, guards: &[StampedeGuard], key: &str) -> Duration {
     let (gate, loads) = (Gate::closed(), Counter::default());
     let calls = wave(guards, key, &gate, &loads);
@@ -39,7 +39,7 @@ async fn one_load(server: &RedisServer, guards: &[StampedeGuard], key: &str) -> 
 
 type Calls = Vec<tokio::task::JoinHandle<u32>>;
 
-/// Every guard requests `key`; the load waits at `gate`.
+/// Lets every guard request `key`. The load waits at `gate`.
 fn wave(guards: &[StampedeGuard], key: &str, gate: &Gate, loads: &Counter) -> Calls {
     guards.iter().map(|guard| held_call_of(guard, key, 1, gate, loads)).collect()
 }
@@ -98,7 +98,7 @@ async fn a_leader_that_panics_is_followed_by_one() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// All waiters' timers end at once and all acquire the lease: one gets it, and the others wait for its load.
+/// The timers of all waiters end at once, and all of them acquire: one gets the lease, and the others wait for its load.
 #[tokio::test]
 async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     const SHORT: Duration = Duration::from_secs(6);
@@ -131,7 +131,7 @@ async fn a_leader_that_is_cut_off_costs_a_lease_and_one_load() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// All nodes meet an outage at once, and all reconnect at once.
+/// Lets an outage begin for all nodes at once. They answer their callers meanwhile, and all reconnect at once after it.
 async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let _one = ONE_FLEET.lock().await;
     let server = RedisServer::start();
@@ -142,7 +142,7 @@ async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let callers: Vec<_> = guards.iter().flat_map(|guard| vec![guard.clone(); CALLERS]).collect();
     all_have_it(wave(&callers, "away", &gate, &loads)).await;
     assert!(loads.started() <= REPLICAS, "{} loads of {}", loads.started(), REPLICAS * CALLERS);
-    // By now the pauses between reconnection attempts have grown.
+    // After this, the pauses between attempts to reconnect have their full length.
     tokio::time::sleep(Duration::from_secs(2)).await;
     end(&server);
     let back = Instant::now();
@@ -156,7 +156,7 @@ async fn survive(begin: fn(&RedisServer), end: fn(&RedisServer)) {
     let received = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
     let received: usize = received.expect("INFO has it").trim().parse().expect("a number");
     println!("all are back after {took:?}, by {received} connections");
-    // Each node: two connections before the outage, two after it, and up to four failed ones in between.
+    // Each node has two connections before the outage and two after it, and makes up to four failed attempts in between.
     assert!(received <= REPLICAS * 8, "{received} connections");
     one_load(&server, &guards, "k").await;
     settled(&guards).await;

@@ -1,5 +1,5 @@
-//! The documented user has exactly the rights that the library uses. (The other tests of this folder run as that user, so
-//! the list is not too short either.)
+//! The documented user has no right that the library does not use. (The other tests of this folder run as that user, so no right is missing
+//! either.)
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::support::root;
 const PLAIN: [&str; 11] =
     ["get", "mget", "del", "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
 
-/// The scripts' paths and texts.
+/// The paths and the texts of all scripts.
 fn scripts() -> Vec<(String, String)> {
     let files = std::fs::read_dir(root().join("src/store/redis/scripts")).expect("the folder of the scripts");
     let scripts: Vec<_> = files
@@ -24,14 +24,14 @@ fn scripts() -> Vec<(String, String)> {
     scripts
 }
 
-/// The commands in the script's line `-- calls:`.
+/// The commands that the script names in its line `-- calls:`.
 fn documented(name: &str, script: &str) -> BTreeSet<String> {
     let line = script.lines().find_map(|line| line.strip_prefix("-- calls:"));
     let line = line.unwrap_or_else(|| panic!("{name} has no line `-- calls:`"));
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The commands that the script calls.
+/// The commands that the script's code calls.
 fn called(script: &str) -> BTreeSet<String> {
     let calls = script.split("redis.").skip(1).filter_map(|call| {
         let quoted = call.strip_prefix("call('").or_else(|| call.strip_prefix("pcall('"))?;
@@ -60,7 +60,7 @@ fn each_script_says_which_commands_it_calls() {
         let (name, prelude) = scripts.iter().find(|(name, _)| name.ends_with(file)).expect("the prelude");
         documented(name, prelude)
     };
-    // The text by which a script calls into a prelude.
+    // For each prelude, the text by which a script calls a function of it.
     let preludes = [
         ("wake(", "/wake.lua"),
         ("tell_first(", "/wake.lua"),
@@ -87,7 +87,7 @@ fn each_script_says_which_commands_it_calls() {
     }
 }
 
-/// The documents name the additional rights with which the tests of the other topologies run.
+/// The documents name the additional rights of Sentinel and of a cluster, with which the tests of these topologies run.
 #[cfg(all(feature = "cluster", feature = "sentinel"))]
 #[test]
 fn the_documents_name_what_sentinel_and_cluster_need() {
@@ -100,7 +100,7 @@ fn the_documents_name_what_sentinel_and_cluster_need() {
     }
 }
 
-/// The documents create the same user that the tests run as.
+/// The documents create the same user that the tests use.
 #[test]
 fn the_documents_name_the_minimal_user() {
     let rights = |text: &str| -> BTreeSet<String> {

@@ -1,11 +1,11 @@
-//! The runtime that first uses the store drives its connections. If that runtime ends, as a test's runtime or one of several in a process
-//! may, the next caller's runtime takes over.
+//! The connections of a guard are driven by the runtime that first uses the store. If that runtime ends, like that of a test or one of
+//! several in a process, the runtime of the next caller takes over.
 
 use tokio::runtime::Runtime;
 
 use super::*;
 
-/// A waiter without notifications would sleep this long, or look twice a second.
+/// A waiter that is not notified would sleep this long, or check the lease twice a second.
 const LEASE: Duration = Duration::from_secs(120);
 
 fn runtime() -> Runtime {
@@ -41,7 +41,7 @@ fn the_next_callers_runtime_drives_the_connections_when_the_first_runtime_ends()
         for guard in &guards {
             connects(guard).await;
         }
-        // The waiter opens the inbox again, as before, and is notified.
+        // The waiter opens the inbox again, and is notified as before.
         share_a_load_of(&server, &guards, "next", [3, 4]).await;
         are_connected(&guards).await;
         eventually_eq("the old subscriptions went with their runtime", SOON, 2, async || {

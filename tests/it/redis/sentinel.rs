@@ -1,4 +1,4 @@
-//! The guard works on the primary that the sentinels name: at the start, after a failover, and never on a replica.
+//! The guard works with the primary that the sentinels name: at the start and after a failover, and never with a replica.
 
 #[cfg(feature = "tls")]
 mod tls;
@@ -16,11 +16,11 @@ use crate::support::sentinels::{NAME, ROLE, Sentinels};
 /// The scheme of the URLs that stand for sentinels in these tests: `sentinels://<port>,<port>/<name>`.
 pub(super) const SCHEME: &str = "sentinels://";
 
-/// Long enough that a waiter without its notification fails a test.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// The bound from the death of a primary until the guard works on the next: two seconds until the sentinels call it dead,
-/// an election, a connection; and slack for a busy machine, on which a failed election is repeated after six seconds.
+/// The bound from the death of a primary until the guard works with the next one: two seconds until the sentinels call it dead, an
+/// election, a connection, and slack for a busy machine, on which a failed election is repeated after six seconds.
 const FAILOVER: Duration = Duration::from_secs(60);
 
 pub(super) fn client(url: &str) -> SentinelClient {
@@ -100,8 +100,8 @@ async fn one_load_per_fleet_and_the_locks_on_the_primary() {
     assert!(!replica.contains("user=watched"), "no guard is on the replica: {replica}");
 }
 
-/// The primary is killed while three processes wait for a fourth's load. This may cost one load per process, because no process
-/// can know for how long there will be no primary.
+/// The primary is killed while three processes wait for a fourth one's load. This may cost one load per process, because no process can
+/// know how long there will be no primary.
 #[tokio::test]
 async fn a_primary_that_dies_during_a_load_is_replaced() {
     let (watch, origin) = (Sentinels::vigilant(), Origin::start().await);
@@ -123,7 +123,7 @@ async fn a_primary_that_dies_during_a_load_is_replaced() {
     }
     assert!((1..=4).contains(&origin.loads("k")), "{}", origin.loads("k"));
 
-    // All works on the new primary as on the old one.
+    // The new primary must work like the old one.
     for member in fleet.members() {
         let started = Instant::now();
         loop {
@@ -145,7 +145,7 @@ async fn a_primary_that_dies_during_a_load_is_replaced() {
     }
 }
 
-/// A manual failover during a load with a waiter: afterwards the nodes share a load on the new primary, with its messages.
+/// A manual failover happens during a load with a waiter. Afterwards the nodes share a load, and its messages come from the new primary.
 #[tokio::test]
 async fn the_inbox_follows_to_the_new_primary() {
     let watch = Sentinels::start();
@@ -164,8 +164,8 @@ async fn the_inbox_follows_to_the_new_primary() {
     share_again(watch.second(), &guards).await;
 }
 
-/// Sentinels close the connections of a demoted primary. Without sentinels the guard must notice by itself, or it would read from the
-/// replica for ever.
+/// Sentinels close the connections of a demoted primary. Without sentinels the guard must notice the demotion by itself, or it would read
+/// from the replica for ever.
 #[tokio::test]
 async fn a_primary_that_became_a_replica_is_not_read_from() {
     let watch = Sentinels::start();
@@ -205,18 +205,18 @@ async fn a_primary_that_the_sentinels_have_replaced_is_left() {
     assert_eq!(role.0, "master", "the first still believes to be the primary");
 }
 
-/// A guard that starts before the sentinels works without them, and uses the primary as soon as one sentinel answers.
+/// A guard may start before its sentinels. It works without them, and uses the primary as soon as one sentinel answers.
 #[tokio::test]
 async fn sentinels_may_come_later() {
     let watch = Sentinels::asleep();
     let guard = unconnected(&watch.url(), Policy::default());
     loads_go_on_without(&guard, "no sentinel can be reached").await;
-    // Only the last sentinel of the list.
+    // Only the last sentinel of the list runs.
     watch.wake(2);
     work_on(watch.first(), std::slice::from_ref(&guard)).await;
 }
 
-/// The first sentinel of the list hangs when the primary dies, as if both were on one host.
+/// When the primary dies, the first sentinel of the list hangs, as if both were on one host.
 #[tokio::test]
 async fn a_sentinel_that_hangs_does_not_hide_the_new_primary() {
     let watch = Sentinels::vigilant();
@@ -250,14 +250,14 @@ async fn a_wrong_set_up_is_reported_with_advice() {
     }
 }
 
-/// Guards against two former defects: a password refused by the sentinels was reported as refused by the primary, and a dead primary
-/// was reported as unreachable sentinels.
+/// Regression: a password that the sentinels refused was reported as refused by the primary, and a dead primary was reported as unreachable
+/// sentinels.
 #[tokio::test]
 async fn the_error_names_the_servers_that_refuse_or_are_unreachable() {
     let watch = Sentinels::start();
     let guard = connected(&watch).await;
     watch.ask::<()>(2, &["ACL", "SETUSER", "default", "resetpass", ">another"]);
-    // The other sentinels accept the password, so this is only a warning.
+    // The other sentinels accept the password, so the report contains only a warning.
     let report = examined(&guard).await;
     let sentinels = report
         .findings
@@ -293,7 +293,7 @@ async fn the_error_names_the_servers_that_refuse_or_are_unreachable() {
 
 #[tokio::test]
 async fn the_doctor_asks_the_sentinels_too() {
-    // Vigilant: the report counts missing sentinels only if the others call them dead.
+    // These sentinels are vigilant, because the report counts a missing sentinel only if the others call it dead.
     let watch = Sentinels::vigilant();
     let fresh = unconnected(&watch.url(), Policy::default());
     assert!(examined(&fresh).await.to_string().contains("3 of 3"), "also before the guard has connected");

@@ -1,4 +1,4 @@
-//! Guards and locks from clones of one backend: two connections, and each guard is a node of its own.
+//! Guards and locks from clones of one backend share two connections, and each guard is still a separate node.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use stampede_guard::{Backend, ErrorKind};
 
 use super::*;
 
-/// Longer than a test takes: a waiter without its notification fails it.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(120);
 
 const NAMESPACES: [&str; 3] = ["prices", "users", "pages"];
@@ -23,7 +23,7 @@ async fn guard(backend: &Backend, namespace: &str) -> StampedeGuard {
     guard
 }
 
-/// The ids of the guards' connections: all others have another user.
+/// The ids of the guards' connections. They are recognised by their user, which no other connection has.
 fn connections(server: &RedisServer) -> BTreeSet<String> {
     server.ids_of("minimal")
 }
@@ -51,7 +51,7 @@ async fn any_number_of_guards_have_two_connections_and_all_are_notified() {
     assert_eq!(connections(&server).len(), 4);
 }
 
-/// Each guard has four connections for the invalidations that wait for replicas.
+/// Each guard has its own four connections for invalidations that wait for replicas.
 #[tokio::test]
 async fn a_guard_that_waits_long_for_replicas_takes_no_connection_from_another() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
@@ -174,7 +174,7 @@ async fn all_guards_are_notified_again_after_their_connections_were_lost() {
     }
 }
 
-/// Each guard that joins is notified, while the server refuses the messages.
+/// The server refuses the messages. Each guard that joins must be notified of that, or its waiters would wait for messages.
 #[tokio::test]
 async fn guards_without_the_right_to_subscribe_load_all_the_same() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! A loader's error that keeps its type, on Redis: by the message to a waiter, and from the record of `error_for`.
+//! On Redis, a loader's error keeps its type in the message to a waiter, and in the record of `error_for`.
 
 use super::*;
 use crate::shared_errors::{ApiError, busy};

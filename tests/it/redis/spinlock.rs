@@ -1,5 +1,4 @@
-//! The guard in the situations in which a cache look-up behind a spinlock fails: the rows S2 of `lock/ROWS.md` that no other
-//! test covers.
+//! The guard in situations in which a cache look-up behind a spinlock fails: the rows S2 of `lock/ROWS.md` that no other test covers.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +12,10 @@ use crate::support::monitor::Monitor;
 use crate::support::origin::Answer;
 use crate::support::os::cpu_time;
 
-/// Long enough that a lease that is never released fails a test.
+/// The lease is so long that a test fails if the lease is never released.
 const LONG_LEASE: Duration = Duration::from_secs(120);
 
-/// Long bounds, so that no timeout causes a second load: these tests are about order.
+/// A policy with long bounds, so that no timeout causes a second load: these tests are about the order of steps.
 fn patient() -> Policy {
     let builder = Policy::builder().lease(LONG_LEASE);
     builder.coordination_budget(SOON).command_timeout(SOON / 2).build().expect("valid")
@@ -109,8 +108,8 @@ async fn hold(client: TcpStream, port: u16, gate: Gate, held: Counter) {
     tokio::select! { () = there => {}, _ = back => {} }
 }
 
-/// S2.4: between a node's miss and its lease, another node loads, stores and releases. The first node gets the lease at its
-/// first try, and still does not load again.
+/// S2.4: between a node's miss and its lease, another node loads, stores and releases. The first node gets the lease at its first attempt,
+/// and must not load again.
 #[tokio::test]
 async fn a_value_stored_between_miss_and_lease_is_not_loaded_again() {
     let server = RedisServer::start();
@@ -168,8 +167,8 @@ async fn namespaces_do_not_exclude_each_other() {
     assert_eq!(server.keys(), ["sg1:e:{named_locks:k}", "sg1:e:{other_locks:k}"]);
 }
 
-/// S2.11: the flaw is to mistake a "busy" error of a lock inside the load for the guard's own lock, and to load again. The guard
-/// returns it unchanged as the load's error, after one load.
+/// S2.11: a lock inside the load is busy. It would be a flaw to take that error for one of the guard's own lock, and to load again. The
+/// guard returns it unchanged as the load's error, after one load.
 #[tokio::test]
 async fn a_lock_that_is_busy_inside_the_load_is_the_loads_error() {
     let server = RedisServer::start();
@@ -177,7 +176,7 @@ async fn a_lock_that_is_busy_inside_the_load_is_the_loads_error() {
     let inner = nodes[0].locks().mutex("k").acquire_timeout(ms(20)).build().expect("valid");
     let held = inner.lock().await.expect("free");
     let loads = Counter::default();
-    // First by another handle, then by the handle that already holds the lock.
+    // First another handle has the lock, and then the handle that is used has it already.
     for (n, inner) in (1..).zip([inner.clone(), inner]) {
         let load = {
             let loads = loads.clone();
@@ -195,7 +194,7 @@ async fn a_lock_that_is_busy_inside_the_load_is_the_loads_error() {
     drop(held);
 }
 
-/// S2.12: when a failure is returned, the lease is released, and the error is stored but no value.
+/// S2.12: by the time at which a failure is returned, the lease is released and the error is stored, but no value is.
 #[tokio::test]
 async fn a_failed_load_frees_its_lease_and_stores_nothing() {
     let server = RedisServer::start();
@@ -214,8 +213,8 @@ async fn a_failed_load_frees_its_lease_and_stores_nothing() {
     assert!(since.elapsed() < LONG_LEASE / 10, "{:?}", since.elapsed());
 }
 
-/// S2.14: a hundred waiters of four nodes receive the value, and none of them takes the lock for that. One after the other at
-/// 100 ms each, they would take ten seconds.
+/// S2.14: a hundred waiters of four nodes receive the value, and none of them takes the lock first. If each of them took it for 100 ms,
+/// they would take ten seconds.
 #[tokio::test]
 async fn waiters_are_answered_together_and_not_in_turn() {
     let server = RedisServer::start();
@@ -234,7 +233,7 @@ async fn waiters_are_answered_together_and_not_in_turn() {
     assert_eq!(loads.started(), 1);
 }
 
-/// The key's slot in Redis Cluster: the CRC-16 of the text between its first braces.
+/// The key's slot in Redis Cluster: the CRC-16 of the text between its first braces, modulo the number of slots.
 fn slot(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(key, |(tag, _)| tag);
     let crc = tag.bytes().fold(0_u16, |crc, byte| {

@@ -1,5 +1,5 @@
-//! Stale values across processes: the fleet starts one background load, and no process asks a failing origin again for a
-//! while.
+//! Stale values across processes: the whole fleet starts one background load, and no process sends another request to a failing origin for
+//! a while.
 
 use futures_util::future::join_all;
 
@@ -9,14 +9,14 @@ use crate::support::origin::Answer;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Four processes, and a stale value of `k` that one of them has loaded.
+/// Four processes, and a stale value of `k`, which one of them has loaded. The next load is answered with `then`.
 async fn stale(windows: Windows, then: Answer) -> Nodes {
     let nodes = Nodes::start_with(4, LEASE, Some(windows)).await;
     nodes.origin.script("k", [Answer::value("first"), then]);
     nodes.node(0).send("load k 1");
     nodes.all_get([0], "k", "first").await;
     nodes.nothing_left(0..4).await;
-    // Really wait: the test can not move the server's clock. The slack is for the processes' different readings of it.
+    // This really waits, because the test cannot move the server's clock. The slack is for the processes' different readings of that clock.
     tokio::time::sleep(ms(windows.fresh_ms + 100)).await;
     nodes
 }
@@ -42,7 +42,7 @@ async fn every_process_serves_the_stale_value_while_one_of_them_loads() {
     assert_eq!(nodes.origin.loads("k"), 2, "one background load in the fleet");
     nodes.origin.release("k");
     nodes.origin.wait_for_ends("k", 2).await;
-    // A process that finds the value stale again still serves it.
+    // Each process may find the new value stale again, and serves it while it is refreshed.
     eventually("the new value arrives", SOON, async || {
         nodes.node(3).send("get k");
         nodes.node(3).wait_event("get").await == "second"
@@ -114,8 +114,8 @@ async fn processes_that_refresh_at_once_load_once() {
     nodes.nothing_left(0..4).await;
 }
 
-/// With the default budget 50 nodes made 24 loads instead of one: not all of them read the megabyte in time, and each of the others
-/// loaded without the store. The budget has to be longer than all the reads together.
+/// Regression: with the default budget, 50 nodes made 24 loads instead of one. Some of them could not read the megabyte in time, and each
+/// of these loaded without the store. The budget has to be longer than all the reads together.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_value_of_a_megabyte_is_refreshed_once_where_the_budget_lets_all_read_it() {
     const FRESH_FOR: Duration = Duration::from_secs(2);

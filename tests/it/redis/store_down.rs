@@ -1,5 +1,5 @@
-//! Promise 6: a server that is down or hung costs a request at most the coordination budget, and then nothing;
-//! callers in one process still share one load; when it is back, values are stored again.
+//! Promise 6: a server that is down or hangs costs a request at most the coordination budget, and later requests nothing. Callers of one
+//! process still share one load. When the server is back, values are stored again.
 
 use stampede_guard::{Error, ErrorKind, LoadContext, LoadError, OnStoreDown};
 
@@ -9,13 +9,13 @@ use crate::support::probe::assert_nothing_left;
 use crate::support::proxy::{Mode, Proxy};
 pub(super) use crate::support::rounds::SLACK;
 
-/// Slack for a stall of the machine. A wait for a reply that never comes takes far longer.
+/// Slack for a stall of the machine. Waiting for a reply that never comes takes much longer than this.
 pub(super) const STANDSTILL: Duration = Duration::from_secs(8);
-/// The median cost that is allowed for a request while the server is known to be down.
+/// What a request may cost in the median while the server is known to be down.
 pub(super) const NOTHING: Duration = Duration::from_millis(20);
 /// The default `coordination_budget`: the time that Redis may add to a request.
 pub(super) const BUDGET: Duration = Duration::from_millis(100);
-/// The time from the server's return until values are stored again.
+/// How long it may take, from the server's return, until values are stored again.
 pub(super) const RECOVERY: Duration = Duration::from_secs(1);
 
 /// A server behind a proxy, and a guard with the default policy: a budget of 100 ms.
@@ -43,7 +43,7 @@ impl Line {
         Self { server, proxy, guard }
     }
 
-    /// Connects directly, for outages of the server itself: a proxy would accept connections for a dead server.
+    /// Connects without the proxy, for outages of the server itself: a proxy would accept connections although the server is dead.
     async fn direct(policy: Policy) -> Self {
         let line = Self::new(policy.clone()).await;
         let guard = unconnected(&line.server.minimal_user(), policy);
@@ -74,7 +74,7 @@ impl Line {
     }
 }
 
-/// Sends requests one after another, each for a new key, and returns the time of each. The loads take no time.
+/// Sends requests one after another, each for a new key, and returns how long each took. The loads take no time.
 pub(super) async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec<Duration> {
     let mut added = Vec::new();
     for request in 0..n {
@@ -85,8 +85,8 @@ pub(super) async fn requests(guard: &StampedeGuard, name: &str, n: usize) -> Vec
     added
 }
 
-/// Checks that requests lose at most the default budget to an unreachable server. On a machine that runs other tests at the same time,
-/// one in five may be late, but none by more than a stall. For fewer than five requests only the stall limits them.
+/// Checks that requests lose at most the default budget to an unreachable server. On a machine that runs other tests at the same time, one
+/// request in five may be late, but none by more than a stall. Of fewer than five requests, each may be late by a stall.
 #[track_caller]
 pub(super) fn keep_to_the_budget(added: &[Duration], what: impl std::fmt::Debug) {
     let late = added.iter().filter(|added| **added > BUDGET + SLACK).count();
@@ -119,12 +119,12 @@ pub(super) async fn still_coalesces(guard: &StampedeGuard) {
     assert_eq!(loads.started(), 1);
 }
 
-/// Waits until a loaded value is stored; returns the time that this took.
+/// Waits until a loaded value is stored again. Returns how long that took.
 pub(super) async fn stores_again(guard: &StampedeGuard) -> Duration {
     stores_again_as(guard, "again").await
 }
 
-/// The same with a name for the keys, for repeated use on one server.
+/// Like [`stores_again`], with a name for the keys, so that it can be used several times on one server.
 pub(super) async fn stores_again_as(guard: &StampedeGuard, name: &str) -> Duration {
     let back = Instant::now();
     for attempt in 0.. {
@@ -198,7 +198,7 @@ async fn a_network_that_swallows_answers_costs_nothing_for_long() {
     survives(Outage::Network(Mode::NoReplies), true).await;
 }
 
-/// Old connections are dead without a sign, as behind a firewall that lost its state; new ones work.
+/// The open connections are dead without a sign, as behind a firewall that has lost its state. New connections work.
 #[tokio::test]
 async fn connections_that_died_without_a_sign_are_replaced() {
     let line = Line::new(Policy::default()).await;
@@ -211,7 +211,7 @@ async fn connections_that_died_without_a_sign_are_replaced() {
     assert!(line.proxy.connections() >= 3, "{}", line.proxy.connections());
 }
 
-/// The budgets of concurrent requests run in parallel, not one after the other.
+/// The budgets of concurrent requests run at the same time, not one after the other.
 #[tokio::test]
 async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     let line = Line::new(Policy::default()).await;
@@ -224,18 +224,18 @@ async fn a_hung_server_costs_concurrent_requests_one_budget_in_all() {
     assert!(started.elapsed() <= ms(100) + SLACK + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// Guards against a former defect: when a hung server goes on, it executes old commands. It granted leases to callers that had long given
-/// up, and all others waited for these leases.
+/// Regression: when a hung server continues, it executes old commands. It granted leases to callers that had long given up, and all other
+/// callers waited for these leases.
 #[tokio::test]
 async fn a_hung_server_grants_no_lease_to_a_caller_that_gave_up() {
     let policy = hurried_lease_of(ms(500));
     let line = Line::direct(policy.clone()).await;
     connects(&line.guard).await;
-    // The server knows the script from now on.
+    // The server learns the script.
     assert_eq!(answer(&line.guard, "before", 1).await, 1);
     line.begin(Outage::Stopped);
     assert_eq!(answer(&line.guard, "k", 1).await, 1);
-    // Longer than a lease plus the lateness that an acquire may have: the guard no longer searches for a grant that it did not receive.
+    // Longer than a lease, plus the time by which an acquire may be late: the guard no longer looks for a grant that it did not receive.
     tokio::time::sleep(ms(2_000)).await;
     line.end(Outage::Stopped);
     let lease = line.server.run::<Option<String>>(&["GET", "sg1:l:{default:k}"]);
@@ -311,7 +311,7 @@ async fn a_refresh_while_the_server_is_dead_loads_or_fails_as_the_policy_says() 
     assert_eq!(loads.started(), 2, "the origin is spared by the other");
 }
 
-/// An invalidation is not bound by the budget: it may take longer, and returns an error if it is not confirmed.
+/// The budget does not bound an invalidation. It may take longer, and returns an error if it is not confirmed within its own bound.
 #[tokio::test]
 async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
     let line = Line::new(Policy::default()).await;
@@ -323,10 +323,10 @@ async fn an_invalidation_that_is_not_confirmed_says_so_within_its_bound() {
     assert!(started.elapsed() <= Duration::from_secs(2) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// Begins a change while the server is dead, and starts the server again.
+/// Begins a change while the server is dead, and then starts the server.
 async fn rides_out_a_restart(line: &Line, change: &'static str) -> Result<(), Error> {
     line.server.kill();
-    // The breaker is open.
+    // The read fails, because the breaker is open.
     assert!(line.guard.get::<u32>("k").await.is_err());
     let changed = tokio::spawn({
         let guard = line.guard.clone();
@@ -344,8 +344,8 @@ async fn rides_out_a_restart(line: &Line, change: &'static str) -> Result<(), Er
     changed.await.expect("joined")
 }
 
-/// Including the reads before each write. A change has two seconds. On a busy machine a server may take as long to start, but not
-/// three times in a row.
+/// The reads before each write succeed, too. A change is retried for two seconds. On a busy machine a server may need as long to start, but
+/// not three times in a row.
 #[tokio::test]
 async fn changes_ride_out_a_restart_of_the_server() {
     let line = Line::direct(lease_of(ms(2_000))).await;

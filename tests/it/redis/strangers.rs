@@ -1,5 +1,5 @@
-//! Foreign or damaged data under the guard's key names: damaged bytes are a miss and are replaced, other programs' data is
-//! never overwritten, and neither makes a caller wait for ever.
+//! Foreign or damaged data under the guard's names of keys: damaged bytes are a miss and are replaced, other programs' data is never
+//! overwritten, and neither makes a caller wait for ever.
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -57,8 +57,8 @@ async fn damaged_bytes_are_a_miss_and_are_healed() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Damage usually affects many keys, because of a disk, a deployment or a second service in the namespace. There is one warning; the
-/// counter says the number.
+/// Damage usually affects many keys, for example by a disk, a deployment, or a second service in the namespace. There is one warning, and
+/// the counter says how many entries are damaged.
 #[tokio::test]
 async fn damage_to_many_keys_is_one_warning() {
     let server = RedisServer::start();
@@ -93,7 +93,7 @@ async fn callers_that_read_damaged_bytes_share_one_load() {
     assert_eq!(loads.started(), 1);
 }
 
-/// Without this check, two long keys with a hash collision would read each other's values.
+/// Without this check, two long keys whose digests collide would read each other's values.
 #[tokio::test]
 async fn an_entry_of_another_key_is_a_miss() {
     let server = RedisServer::start();
@@ -129,7 +129,7 @@ async fn other_peoples_data_is_never_overwritten() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// A value that can not be stored is still shared with the waiters.
+/// A value that cannot be stored is still shared with the waiters of its load.
 #[tokio::test]
 async fn waiters_behind_other_peoples_data_are_served_by_one_load() {
     const NODES: usize = 4;

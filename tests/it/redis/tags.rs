@@ -31,7 +31,7 @@ async fn a_hit_under_tags_costs_one_mget_and_an_invalidation_one_script() {
     let server = RedisServer::start();
     let nodes = nodes(&server, 2).await;
     assert_eq!(answer(&nodes[0], "k", 1).await, 1);
-    // The server learns the script.
+    // The server learns the script of an invalidation.
     nodes[1].invalidate_tag("other").await.expect("confirmed");
     settled(&nodes).await;
     let monitor = Monitor::start(&server);
@@ -56,7 +56,7 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     server.run::<()>(&["DEL", id]);
     server.run::<()>(&["RPUSH", id, "foreign data"]);
     assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None, "foreign");
-    // A load goes on without the id, and its value is not stored.
+    // Without the id a load still answers its callers, and its value is not stored.
     assert_eq!(answer(&nodes[1], "k", 3).await, 3);
     assert_eq!(nodes[0].get::<u32>("k").await.expect("answered"), None);
     server.run::<()>(&["DEL", id]);
@@ -65,8 +65,8 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
-/// If a value lives longer than the policy says, the check of the ids at the end of the load extends their TTL to the value's, in
-/// the same round trip.
+/// If a value lives longer than the policy says, the check of the ids at the end of the load extends their TTL to that of the value, in the
+/// same round trip.
 #[tokio::test]
 async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -82,7 +82,7 @@ async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
             Ok::<_, String>(days)
         }
     };
-    // The server learns the scripts of loads and ids.
+    // The server learns the scripts of loads and of ids.
     assert_eq!(node.load("first").get(load(0)).await.ok().map(|loaded| loaded.value), Some(0));
     let mut longest = 0;
     for (key, days, mget, evalsha) in [("a", 0, 2, 4), ("b", 30, 1, 6), ("c", 7, 1, 6), ("d", 0, 2, 4)] {
@@ -91,7 +91,8 @@ async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
         assert_eq!(node.load(key).get(load(days)).await.ok().map(|loaded| loaded.value), Some(days));
         settled(std::slice::from_ref(&node)).await;
         let commands = monitor.finish().without(["ping", "time", "role"]);
-        // Reads the entry with the policy's ids; then the lease, these ids, the value's own id, a check of all ids, and the commit.
+        // First the entry is read together with the policy's ids. Then come the lease, the policy's ids, the value's own id, a check of all
+        // ids, and the commit.
         assert_eq!(commands.by_name.get("mget"), Some(&mget), "{days}: {commands:?}");
         assert_eq!(commands.by_name.get("evalsha"), Some(&evalsha), "{days}: {commands:?}");
         assert_eq!(commands.total, mget + evalsha, "{days}: {commands:?}");
@@ -103,7 +104,7 @@ async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
     }
 }
 
-/// One call of `node` with a load that reads the version at its beginning and then takes a while.
+/// Makes one call at `node`, whose load reads the version at its beginning and then takes a while.
 async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
     let load = move || async move {
         let loaded = version.load(Ordering::SeqCst);
@@ -113,8 +114,8 @@ async fn ask(node: StampedeGuard, version: Arc<AtomicU32>) -> u32 {
     node.get_or_load("k", load).await.expect("loaded")
 }
 
-/// Invalidations at random moments while loads run in every node: in every node, a caller that comes after the acknowledgement
-/// receives a value that was loaded after the invalidation.
+/// A tag is invalidated at random moments, while loads run in every node. A caller that comes after the acknowledgement, in any node,
+/// receives a value whose load began after the invalidation.
 #[tokio::test]
 async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
     const INVALIDATIONS: usize = 60;
@@ -152,7 +153,7 @@ async fn a_caller_after_the_acknowledgement_never_receives_an_older_value() {
 #[tokio::test]
 async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
-    // The full user: WAIT is not among the minimal rights, because only `invalidate_replicas` needs it.
+    // These nodes use the full user: WAIT is not among the minimal rights, because only `invalidate_replicas` needs it.
     let asks = |replicas| {
         let policy = Policy::builder().coordination_budget(ms(2_000)).command_timeout(ms(1_000));
         policy.lease(SOON).invalidate_replicas(replicas, ms(1_000)).build().expect("valid")
@@ -166,12 +167,12 @@ async fn an_invalidation_waits_for_replicas_where_the_policy_asks_for_it() {
     let two = guard.with_policy(asks(2));
     let error = two.invalidate("k").await.expect_err("there is one replica");
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
-    // A stopped replica confirms nothing, not even the removal of a missing key.
+    // A stopped replica confirms nothing, not even the removal of a key that did not exist.
     replica.pause();
     for _ in 0..2 {
         guard.invalidate_tag("t").await.expect_err("the replica is stopped");
     }
-    // Other calls do not wait behind the invalidation meanwhile, and their connection stays open.
+    // Meanwhile other calls do not wait behind the invalidation, and their connection stays open.
     let hurried =
         unconnected(&server.url(), tagless().invalidate_replicas(1, ms(1_000)).build().expect("valid"));
     connects(&hurried).await;
@@ -222,10 +223,10 @@ async fn invalidations_that_wait_for_replicas_open_four_connections_at_the_most(
     eventually("it follows again", SOON, async || guard.invalidate("k").await.is_ok()).await;
 }
 
-/// That replicas lack a change does not mean that the store is away.
+/// If replicas lack a change, the store still counts as reachable.
 #[tokio::test]
 async fn many_invalidations_are_made_while_a_replica_is_stopped() {
-    // Longer than an invalidation is repeated.
+    // Longer than an invalidation is retried.
     const WITHIN: Duration = Duration::from_millis(2_300);
     const KEYS: u64 = 300;
     let (server, replica) = (RedisServer::start(), RedisServer::start());
@@ -244,7 +245,7 @@ async fn many_invalidations_are_made_while_a_replica_is_stopped() {
     assert!(server.keys().iter().all(|key| !key.starts_with("sg1:e:")));
 }
 
-/// The connection of the WAIT, or its server, hangs: the caller gets the error after its bound.
+/// The connection for WAIT, or its server, hangs. The caller receives the error after its bound.
 #[tokio::test]
 async fn an_invalidation_waits_for_replicas_no_longer_than_its_bound() {
     const WITHIN: Duration = Duration::from_millis(300);
@@ -255,7 +256,7 @@ async fn an_invalidation_waits_for_replicas_no_longer_than_its_bound() {
     connects(&guard).await;
     proxy.set(Mode::BlackHoleNew);
     let mut fastest = Duration::MAX;
-    // A busy machine may stall, but not during every try.
+    // On a busy machine an attempt may take longer, but not each of five.
     for _ in 0..5 {
         let started = Instant::now();
         let error = chain(&guard.invalidate("k").await.expect_err("no replica confirms it"));
@@ -268,7 +269,7 @@ async fn an_invalidation_waits_for_replicas_no_longer_than_its_bound() {
     assert!(error.contains("0 of 1 replicas"), "{error}");
 }
 
-/// The address now leads to another server. That server's WAIT says nothing about a change made on the first one.
+/// The address now leads to another server. What that server's WAIT returns says nothing about a change on the first server.
 #[tokio::test]
 async fn replicas_of_another_server_confirm_nothing() {
     let servers = [(); 2].map(|()| RedisServer::start());
@@ -282,7 +283,7 @@ async fn replicas_of_another_server_confirm_nothing() {
     assert!(error.contains("not confirmed by replicas"), "{error}");
 }
 
-/// The loader of the README: it adds a tag, and an error of `tag` ends the load.
+/// A call whose loader adds a tag, as in the README: an error of `tag` ends the load.
 async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServer>>) -> u32 {
     let server = server.cloned();
     let load = move |mut cx: LoadContext<u32>| async move {

@@ -7,7 +7,7 @@ use crate::certificates::{self, Authority, HERE, TlsServer};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::field;
 
-/// Long enough that a waiter without its notification fails a test.
+/// The lease is so long that a test fails if a waiter is not notified.
 const LEASE: Duration = Duration::from_secs(60);
 
 fn guard(client: redis::Client, policy: Policy) -> StampedeGuard {
@@ -26,7 +26,7 @@ async fn works_with(args: &[&str]) {
     let guards =
         [connected(authority.client(&server.url())).await, connected(authority.client(&server.url())).await];
     share_a_load(&server.plain, &guards).await;
-    // The connections for commands and messages of both guards use TLS, and there are no others.
+    // Both guards' connections for commands and for messages use TLS, and there are no other connections.
     let through = format!(":{}", server.tls_port);
     eventually_eq("through TLS, all of them", SOON, vec![true; 4], async || {
         let list: String = server.plain.run(&["CLIENT", "LIST"]);
@@ -59,13 +59,13 @@ async fn guards_share_a_load_in_resp3_through_tls() {
 async fn a_server_with_tls_and_without_room_for_connections_is_reported_as_such() {
     let authority = Authority::new();
     let server = TlsServer::start(&authority, &authority.sign(&HERE), &[]);
-    // This is the only connection that is allowed.
+    // The server allows only this connection.
     let mut admin = server.plain.conn();
     ailments::run(&mut admin, &["CONFIG", "SET", "maxclients", "1"]);
     loads_go_on_without(&guard(authority.client(&server.url()), Policy::default()), "maxclients").await;
 }
 
-/// The configuration of a child.
+/// The configuration of a child process.
 #[derive(Serialize, Deserialize)]
 struct NodeConfig {
     redis: String,
@@ -73,7 +73,7 @@ struct NodeConfig {
     origin: String,
 }
 
-/// A child with its own guard that loads each received key at the origin.
+/// A child with its own guard, which loads each key that it receives from the parent at the origin.
 pub(super) fn node(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let NodeConfig { redis, authority, origin } = child.config();
@@ -106,7 +106,7 @@ async fn processes_share_a_load_through_tls() {
     assert_eq!(origin.loads("k"), 1);
 }
 
-/// The client resolves the name, and the certificate has to contain it.
+/// The client resolves the server's name, and the certificate must contain that name.
 #[tokio::test]
 async fn a_server_is_connected_to_by_its_name() {
     let authority = Authority::new();
@@ -133,7 +133,7 @@ async fn a_certificate_of_an_unknown_authority_is_reported_as_such() {
     }
 }
 
-/// A running guard connects by itself once the certificate is renewed.
+/// When the certificate is renewed, a running guard connects without being started again.
 #[tokio::test]
 async fn an_expired_certificate_is_reported_as_such_until_it_is_renewed() {
     let authority = Authority::new();
@@ -182,7 +182,7 @@ async fn a_server_that_requires_client_certificates_gets_one_or_the_lack_is_repo
     share_a_load(&server.plain, &guards).await;
 }
 
-/// The deadlines also hold during a TLS handshake.
+/// The guard's deadlines also apply to a TLS handshake.
 #[tokio::test]
 async fn a_handshake_without_an_answer_costs_nothing_for_long() {
     let authority = Authority::new();
@@ -195,7 +195,7 @@ async fn a_handshake_without_an_answer_costs_nothing_for_long() {
     proxy.set(Mode::Pass);
     eventually("connects", SOON, async || guard.connect().await.is_ok()).await;
 
-    // Also after an established connection.
+    // They also apply after a connection was established.
     proxy.set(Mode::BlackHole);
     let first = requests(&guard, "hung", 5).await;
     keep_to_the_budget(&first, "hung");

@@ -1,4 +1,4 @@
-//! Promise 19 on a server: what could not be invalidated during an outage is invalidated after it.
+//! Promise 19 on a server: what could not be invalidated during an outage is invalidated after the outage.
 
 use stampede_guard::ErrorKind;
 
@@ -6,7 +6,7 @@ use super::store_down::{Line, Outage};
 use super::*;
 use crate::support::proxy::Mode;
 
-/// The value stays on the server: it is persistent.
+/// The outage does not remove the older value, because the server keeps its data.
 async fn survives_an_outage(outage: Outage) {
     let policy =
         || Policy::builder().tags(["catalog"]).fresh_for(Duration::from_secs(600)).build().expect("valid");
@@ -28,7 +28,7 @@ async fn survives_an_outage(outage: Outage) {
     assert_eq!(line.guard.stats().kept_invalidations, 2);
 
     line.end(outage);
-    // Each read from the moment on at which the server answers: the older value comes in none.
+    // These are all reads from the moment on at which the server answers. None of them may return the older value.
     let reads = async || {
         let read = line.guard.get::<u32>("k").await;
         assert_ne!(read.as_ref().ok(), Some(&Some(1)), "the older value is served");
@@ -60,7 +60,7 @@ async fn an_unconfirmed_invalidation_is_sent_when_the_connection_is_back() {
     survives_an_outage(Outage::Network(Mode::Reset)).await;
 }
 
-/// Three changes of one handler: the server is away at the first.
+/// A handler makes three changes, and the server is away at the first one.
 async fn loses_none_of_three(outage: Outage, patience: Option<Duration>) {
     let line = Line::with(outage, lease_of(SOON)).await;
     let other = local(&line.server, lease_of(SOON)).await;
@@ -101,7 +101,7 @@ async fn a_cancellation_after_the_first_of_three_invalidations_loses_none() {
     loses_none_of_three(Outage::Network(Mode::BlackHole), Some(ms(50))).await;
 }
 
-/// A guard that was shut down sends nothing, and does not promise it.
+/// A guard that was shut down sends nothing more, so its error does not promise to send the invalidation.
 #[tokio::test]
 async fn after_a_shutdown_the_error_names_all_and_promises_nothing() {
     let server = RedisServer::start();

@@ -1,5 +1,5 @@
-//! Promise 3 for whole calls: however a load ends, and however close to its end a caller in another node begins to wait,
-//! this caller is woken. (`store/contract/wake_ups.rs` runs 10,000 such races on the protocol alone.)
+//! Promise 3 for whole calls: a caller in another node is woken, however a load ends, and however close to that end the caller begins to
+//! wait. (`tests/contract/wake_ups.rs` runs 10,000 such races on the protocol alone.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::support::probe::assert_nothing_left;
 
 const ROUNDS: usize = 2_000;
 const LANES: usize = 16;
-/// A waiter with a lost wake-up would sleep until this lease ends, which is longer than the bound of its wait.
+/// A waiter whose wake-up was lost would sleep until this lease ends, which is longer than the test waits for it.
 const LEASE: Duration = Duration::from_secs(120);
 
 async fn shift(most: u8) {
@@ -37,7 +37,7 @@ async fn race(guards: [StampedeGuard; 2], key: String, end: usize, loads: Arc<At
         shift(4).await;
         let call = guards[0].get_or_load(&*key, load(true));
         if end == 3 {
-            // The caller leaves; its load goes on.
+            // The caller leaves, and its load continues.
             let _ = tokio::time::timeout(Duration::from_micros(fastrand::u64(..1_500)), call).await;
         } else {
             drop(call.await);
@@ -70,7 +70,7 @@ async fn callers_that_begin_to_wait_as_the_load_ends_are_notified() {
     settled(&guards).await;
     let coalesced: u64 = guards.iter().map(|guard| guard.stats().coalesced).sum();
     assert!(coalesced > ROUNDS as u64 / 20, "{coalesced} waits of {ROUNDS}: these were no races");
-    // Outcomes of failed loads live for two leases; besides entries nothing else may be left.
+    // Outcomes of failed loads are kept for two leases. Apart from them and from entries, no key may be left.
     let left: Vec<_> = server.keys().into_iter().filter(|key| !key.starts_with("sg1:o:")).collect();
     assert!(left.iter().all(|key| key.starts_with("sg1:e:")), "{left:?}");
     server.flush_all();

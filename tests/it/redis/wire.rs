@@ -6,10 +6,10 @@ use crate::support::gate::{Counter, Gate};
 use crate::support::monitor::{Commands, Monitor};
 use crate::support::probe::assert_nothing_left;
 
-/// Long enough that no renewal and no timer occurs during a test.
+/// The lease is so long that neither a renewal nor a timer occurs during a test.
 const LEASE: Duration = Duration::from_secs(120);
 
-/// Connected nodes on a server that already knows their scripts, so that later loads send no script text.
+/// Connected nodes on a server that knows their scripts, so that later loads do not send the scripts' text.
 async fn nodes(n: usize) -> (RedisServer, Vec<StampedeGuard>) {
     let server = RedisServer::start();
     let mut guards = Vec::new();
@@ -31,7 +31,7 @@ async fn nodes(n: usize) -> (RedisServer, Vec<StampedeGuard>) {
     (server, guards)
 }
 
-/// One caller with a load that waits at `gate`.
+/// Sends one caller, whose load waits at `gate`.
 fn held(
     guard: &StampedeGuard,
     key: &'static str,
@@ -49,7 +49,7 @@ fn held(
     })
 }
 
-/// The commands of the nodes, without PING and TIME, which depend on the duration of the test.
+/// The commands of the nodes, without PING and TIME, whose number depends on how long the test ran.
 fn sent(monitor: Monitor<'_>) -> Commands {
     monitor.finish().without(["ping", "time"])
 }
@@ -97,7 +97,7 @@ async fn callers_that_start_together_share_one_get() {
     let monitor = Monitor::start(&server);
     let callers: Vec<_> = (0..200).map(|_| held(&guards[0], "k", &gate, &loads)).collect();
     loads.reach(1).await;
-    // Hold the load until the last caller has joined the flight.
+    // The load is held until the last caller has joined its flight.
     tokio::time::sleep(ms(300)).await;
     gate.open();
     for caller in callers {
@@ -132,7 +132,7 @@ async fn newcomers_during_a_load_send_nothing() {
     assert_eq!(loads.started(), 1);
 }
 
-/// 24 commands in all; waking all waiters to read the entry would take 37.
+/// There are 24 commands in all. If all waiters were woken to read the entry, there would be 37.
 #[tokio::test]
 async fn a_waiting_process_is_a_get_and_two_acquires() {
     let (server, guards) = nodes(8).await;
@@ -155,8 +155,8 @@ async fn a_waiting_process_is_a_get_and_two_acquires() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// A long load costs its own process three renewals per lease, and each other process one or two acquires, whether one
-/// caller waits there or a hundred.
+/// A long load costs its own process three renewals per lease, and each other process one or two acquires per lease, whether one caller or
+/// a hundred wait there.
 #[tokio::test]
 async fn a_long_load_costs_a_constant_number_of_commands_per_process_and_lease() {
     const PERIODS: u32 = 2;

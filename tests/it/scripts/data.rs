@@ -1,9 +1,9 @@
-//! A map with expiry, and Redis's commands on it, as far as the scripts and the client use them.
+//! The data of the test server: a map whose entries expire, and Redis's commands on it, as far as the scripts and the client use them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// A reply of the protocol.
+/// A reply, in the forms that the protocol has.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     Nil,
@@ -30,7 +30,7 @@ struct Record {
 #[derive(Debug, Default)]
 pub(super) struct Data {
     records: HashMap<Vec<u8>, Record>,
-    /// The channels and messages that a script has published.
+    /// The channels and messages that scripts have published so far.
     pub(super) published: Vec<(Vec<u8>, Vec<u8>)>,
     /// The number of subscriptions to each channel.
     pub(super) listeners: HashMap<Vec<u8>, usize>,
@@ -53,7 +53,7 @@ fn score(word: &[u8]) -> Result<f64, String> {
     }
 }
 
-/// The range of indices that Redis means by `from` and `to`; negative ones count from the end.
+/// The range of indices that `from` and `to` mean in Redis, where negative indices count from the end.
 fn range(length: usize, from: i64, to: i64) -> std::ops::Range<usize> {
     let at = |index: i64| if index < 0 { length as i64 + index } else { index };
     let (from, to) = (at(from).max(0), (at(to) + 1).clamp(0, length as i64));
@@ -61,7 +61,7 @@ fn range(length: usize, from: i64, to: i64) -> std::ops::Range<usize> {
 }
 
 impl Data {
-    /// All keys, for assertions.
+    /// The names of all keys.
     pub(super) fn keys(&mut self) -> Vec<String> {
         self.sweep();
         let mut keys: Vec<_> =
@@ -70,7 +70,7 @@ impl Data {
         keys
     }
 
-    /// The keys without a TTL.
+    /// The names of all keys without a TTL.
     pub(super) fn without_end(&mut self) -> Vec<String> {
         self.sweep();
         let endless = self.records.iter().filter(|(_, record)| record.ends.is_none());
@@ -106,7 +106,7 @@ impl Data {
         Ok(done)
     }
 
-    /// The same for a sorted set, which is sorted again afterwards.
+    /// Like `list`, for a sorted set, which is sorted again after `act`.
     fn sorted<T>(
         &mut self,
         key: &[u8],
@@ -123,7 +123,7 @@ impl Data {
         Ok(done)
     }
 
-    /// Executes one command, except for those of connections and scripts.
+    /// Executes one command. Commands about connections and scripts are handled elsewhere.
     pub(super) fn run(&mut self, words: &[Vec<u8>]) -> Answer {
         self.sweep();
         self.execute(words).unwrap_or_else(Answer::Error)

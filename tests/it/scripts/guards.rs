@@ -1,4 +1,4 @@
-//! Broken connections during the guard's own scripts.
+//! Connections that break during the scripts of a guard.
 
 use stampede_guard::LoadError;
 
@@ -11,15 +11,15 @@ async fn load(guard: &StampedeGuard, key: &str, value: u8) -> Result<u8, LoadErr
 }
 
 impl Stage<'_> {
-    /// A new caller on the other node receives one of `values` before any lease ends, and afterwards every node reads the same
-    /// value.
+    /// Checks that a new caller on the other node receives one of `values` before any lease ends, and that every node reads the same value
+    /// afterwards.
     async fn serves(&self, values: &[u8]) {
         let (sound, breaks) = (&self.sound, &self.breaks);
         self.server.disarm();
         let served = timeout(SOON, load(sound, &self.name, 2)).await;
         let served = served.unwrap_or_else(|_| panic!("{:?}: a lease was left", self.at)).expect("a value");
         assert!(values.contains(&served), "{:?}: {served}", self.at);
-        // The fault may have closed this node's connection, which it then opens again.
+        // The fault may have closed this node's connection, which is then opened again.
         eventually(format!("{:?}: every node reads {served}", self.at), SOON, async || {
             breaks.get::<u8>(&*self.name).await.is_ok_and(|found| found == Some(served))
         })
@@ -43,7 +43,7 @@ async fn a_load_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_l
     .await;
 }
 
-/// The server does not know the scripts, so the client sends their text, too.
+/// The server does not know the scripts, so the client also sends their texts.
 #[tokio::test]
 async fn a_load_that_sends_its_scripts_on_a_breaking_connection_is_answered_and_leaves_no_lease() {
     broken_at_every_byte(&["-- ACQUIRE", "-- COMMIT"], async |server, number, at| {
@@ -68,7 +68,7 @@ async fn a_failed_load_on_a_connection_that_breaks_anywhere_is_reported_and_leav
     .await;
 }
 
-/// Another node waits for the lease, and gets it with or without the grant's message.
+/// Another node waits for the lease, and must get it whether or not the message about its grant arrives.
 #[tokio::test]
 async fn a_hand_over_on_a_connection_that_breaks_anywhere_reaches_the_waiter() {
     broken_at_every_byte(&["-- HAND OVER"], async |server, number, at| {
@@ -102,12 +102,12 @@ async fn a_hand_over_on_a_connection_that_breaks_anywhere_reaches_the_waiter() {
     .await;
 }
 
-/// The connection breaks while the lease is renewed, or later: during COMMIT, or during RELEASE if the commit's reply is lost.
+/// The connection breaks during the renewal, or later: during COMMIT or, if the commit's reply is lost, during RELEASE.
 #[tokio::test]
 async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
     let short = || policy().command_timeout(ms(100)).coordination_budget(ms(400)).lease(ms(600));
     broken_at_every_byte(&["-- RENEW"], async |server, number, at| {
-        // The sound node has the long bounds, because its value must be stored.
+        // The node with the sound connection has long bounds, because its value must be stored.
         let stage = Stage::of(server, number, at, [short(), policy()]).await;
         let (loads, gate) = (Counter::default(), Gate::closed());
         let load = {
@@ -124,7 +124,7 @@ async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
             stage.arm();
             tokio::time::sleep(ms(250)).await;
             if at.is_none() {
-                // After a stall of the machine the renewal may still be under way. A ping has fewer bytes than that.
+                // After a stall of the machine the renewal may still be on its way. (A ping has fewer bytes than a renewal.)
                 eventually("it is renewed", SOON, async || {
                     let (sent, answered) = server.moved();
                     sent > 60 && answered > 0
@@ -141,11 +141,11 @@ async fn a_renewal_on_a_connection_that_breaks_anywhere_costs_no_load() {
     .await;
 }
 
-/// The commit's reply is lost, or the commit was never sent: the guard gives back the lease that it may hold.
+/// The commit's reply is lost, or the commit is never sent: the guard releases the lease, which it may still have.
 #[tokio::test]
 async fn a_lease_that_may_be_held_is_released() {
     let server = Server::start().await;
-    // Run twice: only the first run sends the scripts' text.
+    // The scenario runs twice, because only its first run sends the scripts' texts.
     for number in [0, 1] {
         let stage = Stage::new(&server, number, None, policy()).await;
         stage.arm();
@@ -176,7 +176,7 @@ async fn an_invalidation_on_a_connection_that_breaks_anywhere_holds() {
     .await;
 }
 
-/// More processes wait than one script call wakes, so the invalidation wakes them in two calls.
+/// More processes wait than one script call notifies, so an invalidation notifies them in two calls.
 #[tokio::test]
 async fn an_invalidation_that_notifies_many_waiters_and_breaks_anywhere_holds() {
     broken_at_every_byte(&["-- INVALIDATE", "-- WAKE REST"], async |server, number, at| {
@@ -215,7 +215,7 @@ async fn a_load_with_tags_on_a_connection_that_breaks_anywhere_is_answered_and_l
         let stage = Stage::new(server, number, at, policy().tags([&*tag])).await;
         stage.arm();
         assert_eq!(load(&stage.breaks, &stage.name, 1).await.expect("a value"), 1, "{at:?}");
-        // The value need not be stored: without the tags' ids the guard can not know whether it was invalidated.
+        // The value may not have been stored: without the ids of its tags, the guard cannot know whether it was invalidated.
         stage.serves(&[1, 2]).await;
         stage.sound.invalidate_tag(&*tag).await.expect("confirmed");
         eventually("no node reads it any more", SOON, async || {

@@ -1,11 +1,11 @@
-//! Broken connections during the scripts of mutexes and semaphores.
+//! Connections that break during the scripts of mutexes and semaphores.
 
 use stampede_guard::lock::{Mutex, Semaphore, Wait};
 
 use super::*;
 use crate::support::probe::eventually;
 
-/// The time that a lost acquisition may cost.
+/// How long an acquisition that was lost may block others.
 const TTL: Duration = Duration::from_secs(2);
 
 impl Stage<'_> {
@@ -19,12 +19,12 @@ impl Stage<'_> {
         let [breaks, sound] = self.locks();
         let semaphore =
             |locks: Locks, lease| locks.semaphore(&*self.name, 2).lease(lease).build().expect("valid");
-        // The sound node's permits must last until they are released.
+        // The permits of the node with the sound connection must not expire before they are released.
         [semaphore(breaks, TTL), semaphore(sound, SOON * 6)]
     }
 
-    /// A new caller gets the mutex, at the latest when the lost acquisition expires. Its own connection may break just now, and is
-    /// then restored.
+    /// Checks that a new caller gets the mutex, at the latest when the lost acquisition expires. The connection of that caller may break at
+    /// this moment, and is then restored.
     async fn frees(&self, mutex: &Mutex) {
         self.server.disarm();
         let free = async {
@@ -40,7 +40,7 @@ impl Stage<'_> {
         timeout(TTL + SOON, free).await.unwrap_or_else(|_| panic!("{:?}: it stays locked", self.at));
     }
 
-    /// A new caller gets all permits, at the latest when a lost one expires, and not one more.
+    /// Checks that a new caller gets all permits, at the latest when a lost one expires, and not one more.
     async fn has_all(&self, semaphore: &Semaphore) {
         self.server.disarm();
         let mut permits = Vec::new();
@@ -69,7 +69,7 @@ async fn a_mutex_on_a_connection_that_breaks_anywhere_is_free_again() {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.mutexes();
         stage.arm();
-        // Each call may fail because of the broken connection.
+        // Each call may fail, because the connection is broken.
         if let Ok(mut guard) = breaks.lock().await {
             let _ = guard.extend(TTL).await;
             let _ = breaks.is_locked().await;
@@ -83,7 +83,7 @@ async fn a_mutex_on_a_connection_that_breaks_anywhere_is_free_again() {
     .await;
 }
 
-/// Another node waits: it gets the mutex as soon as the release arrives, or when the lock expires.
+/// Another node waits for the mutex: it gets it as soon as the release arrives, or when the lock expires.
 #[tokio::test]
 async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arrives() {
     broken_at_every_byte(&["-- FREE"], async |server, number, at| {
@@ -105,14 +105,14 @@ async fn a_mutex_that_is_handed_on_through_a_connection_that_breaks_anywhere_arr
     .await;
 }
 
-/// Several waiters of one process: once its inbox is open the process asks about them, and then all leave at the same moment. The
-/// holder has extended its lock beyond the time in its token.
+/// One process has several waiters. When its inbox is open, it asks about them, and then all leave at the same moment. The holder has
+/// extended its lock beyond the time that its token says.
 #[tokio::test]
 async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
     broken_at_every_byte(&["-- REPAIR", "-- WAITING", "-- LEAVE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [_, sound] = stage.mutexes();
-        // Its inbox is not open yet, so it asks about its waiters once it is.
+        // The inbox is not open yet, so the process asks about its waiters when it is.
         let short_timeout =
             Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
         let breaks = short_timeout.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");

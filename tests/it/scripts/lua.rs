@@ -1,4 +1,4 @@
-//! Runs a client's script in Lua 5.1 with the functions that Redis adds.
+//! Runs a client's script in Lua 5.1, with the functions that Redis adds to it.
 
 use std::cell::RefCell;
 
@@ -6,7 +6,7 @@ use mlua::{Lua, MultiValue, Table, Value};
 
 use super::data::{Answer, Data};
 
-/// Runs a script on the data; a Lua error is the script's reply, as in Redis.
+/// Runs a script on the data. If it fails, the Lua error is the reply, as in Redis.
 pub(super) fn run(data: &RefCell<Data>, text: &[u8], keys: &[Vec<u8>], argv: &[Vec<u8>]) -> Answer {
     let lua = Lua::new();
     let done = lua.scope(|scope| {
@@ -39,7 +39,7 @@ pub(super) fn run(data: &RefCell<Data>, text: &[u8], keys: &[Vec<u8>], argv: &[V
         from_lua(lua.load(text).eval::<Value>()?)
     });
     done.unwrap_or_else(|error| {
-        // The same text as Redis's, without Lua's stack trace.
+        // Redis reports this text, without Lua's stack trace.
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default();
         let line = line.strip_prefix("runtime error: ").unwrap_or(line);
@@ -56,7 +56,7 @@ fn texts(words: MultiValue) -> mlua::Result<Vec<Vec<u8>>> {
     let text = |word: Value| match word {
         Value::String(text) => Ok(text.as_bytes().to_vec()),
         Value::Integer(number) => Ok(number.to_string().into_bytes()),
-        // The format in which Redis passes a script's numbers to a command.
+        // Redis passes a number of a script to a command in this format.
         Value::Number(number) => {
             Ok(format!("{number:.17}").trim_end_matches('0').trim_end_matches('.').into())
         }
@@ -88,7 +88,7 @@ fn from_lua(value: Value) -> mlua::Result<Answer> {
     Ok(match value {
         Value::Boolean(true) => Answer::Int(1),
         Value::Integer(number) => Answer::Int(number),
-        // Redis truncates numbers instead of rounding, which the scripts have to take into account.
+        // Redis truncates a number that a script returns, and does not round it, so the scripts must allow for that.
         Value::Number(number) => Answer::Int(number as i64),
         Value::String(text) => Answer::Bulk(text.as_bytes().to_vec()),
         Value::Table(table) => from_table(&table)?,
@@ -105,7 +105,7 @@ fn from_table(table: &Table) -> mlua::Result<Answer> {
     }
     let mut parts = Vec::new();
     loop {
-        // Redis ends a list at its first nil.
+        // In Redis, a list ends at its first nil.
         match table.raw_get::<Value>(parts.len() + 1)? {
             Value::Nil => return Ok(Answer::List(parts)),
             value => parts.push(from_lua(value)?),

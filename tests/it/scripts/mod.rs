@@ -1,6 +1,6 @@
-//! The Lua scripts, tested as the client sends them (N2, P5, R3). The real client talks to a small test server, which learns the
-//! scripts from EVAL, runs them in Lua 5.1, and breaks the connection at every byte of requests and replies. Whatever was lost,
-//! the guard's answer is right, and no lease and no permit of the broken connection is left.
+//! The Lua scripts, tested as the client sends them (N2, P5, R3). The real client talks to a small test server, which learns the scripts
+//! from EVAL, runs them in Lua 5.1, and breaks the connection at every byte of requests and replies. Whatever is lost, the guard's answer
+//! must be right, and no lease or permit of the broken connection may be left.
 
 mod data;
 mod guards;
@@ -17,22 +17,22 @@ use tokio::time::timeout;
 
 use server::{Break, Server};
 
-/// Bounds waits without a promised time; far shorter than the leases.
+/// The bound of waits for which no time is promised. Far shorter than the leases.
 const SOON: Duration = Duration::from_secs(10);
-/// The number of concurrent runs. Most of them wait for a reconnection.
+/// How many runs there are at once. Most of them wait for a reconnection.
 const LANES: usize = 8;
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The lease is so long that one that is never released fails a test. Without jitter all entries have the same length.
+/// A policy whose lease is so long that a test fails if it is never released. Without jitter all entries have the same length.
 fn policy() -> PolicyBuilder {
     let bounds = Policy::builder().coordination_budget(SOON * 2).command_timeout(SOON / 2).lease(SOON * 6);
     bounds.ttl_jitter(0.0)
 }
 
-/// One run: a node with a connection that breaks, a node with a sound one, and a name that no other run uses.
+/// One run: a node whose connection breaks, a node with a sound connection, and a name that no other run uses.
 struct Stage<'a> {
     server: &'a Server,
     at: Option<Break>,
@@ -46,7 +46,7 @@ impl Stage<'_> {
         Self::of(server, number, at, [policy.clone(), policy]).await
     }
 
-    /// With a policy for the node with the breaking connection, and one for the other node.
+    /// A stage with the first policy for the node whose connection breaks, and the second for the other node.
     async fn of(
         server: &Server,
         number: usize,
@@ -65,7 +65,7 @@ impl Stage<'_> {
         Stage { server, at, name: format!("k{number:05}"), breaks, sound }
     }
 
-    /// Begins to count bytes; the connection breaks at the byte of this stage.
+    /// Begins to count bytes. The connection breaks at the byte that this stage names.
     fn arm(&self) {
         self.server.arm(self.at);
     }
@@ -75,16 +75,16 @@ impl Stage<'_> {
     }
 }
 
-/// Requests of more bytes than this are broken only at every 61st byte.
+/// In requests longer than this, the connection is broken only at every 61st byte.
 const LONG: usize = 1_000;
 
-/// Runs `scenario` with the connection broken at every byte of its requests and replies. Runs without a break come first: they
-/// count the bytes and show which scripts run. In requests longer than `LONG` every 61st byte is enough: a truncated command does
-/// not run, wherever it is cut. (`SG_STEP=1` breaks at every byte, in three minutes.)
+/// Runs `scenario` once for each byte of its requests and replies, with the connection broken there. Runs without a break come first: they
+/// count the bytes, and show which scripts run. In requests longer than `LONG`, every 61st byte is enough, because a truncated command does
+/// not run, wherever it is cut. (`SG_STEP=1` breaks at every byte, which takes three minutes.)
 async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, usize, Option<Break>)) {
     let servers = join_all((0..LANES).map(|_| Server::start())).await;
     let first = &servers[0];
-    // Run twice: only the first run sends the scripts' text.
+    // The scenario runs twice, because only its first run sends the scripts' texts.
     scenario(first, 0, None).await;
     scenario(first, 1, None).await;
     first.disarm();
@@ -118,8 +118,8 @@ async fn broken_at_every_byte(scripts: &[&str], scenario: impl AsyncFn(&Server, 
     assert!(sent > 50 && answered > 3, "{sent} bytes sent, {answered} received: nothing was counted");
 }
 
-/// The scripts of local tiers. Each call of them has an id or a stamp that no other call has, and is never repeated; `local::fleet` closes
-/// their connections in real fleets.
+/// The scripts of local tiers. Each call of them has an id or a stamp that no other call has, and is never repeated. `local::fleet` closes
+/// their connections in real fleets instead.
 const OF_LOCAL_TIERS: [&str; 4] =
     ["-- ANNOUNCE:", "-- RENEW of a membership:", "-- FORGET and LEAVE:", "-- FORGET TAG:"];
 

@@ -1,5 +1,4 @@
-//! A test server for the real client: it speaks RESP2 on a socket, learns the scripts from EVAL, and breaks connections at a
-//! given byte.
+//! A test server for the real client. It speaks RESP2 on a socket, learns scripts from EVAL, and breaks connections at a given byte.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -14,16 +13,16 @@ use tokio::task::JoinHandle;
 use super::data::{Answer, Data};
 use super::lua;
 
-/// The byte at which the next connection for commands is broken, from [`Server::arm`] on.
+/// Where the next connection for commands is broken. Bytes count from [`Server::arm`] on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Break {
-    /// After so many bytes of requests.
+    /// After this many bytes of requests.
     Request(usize),
-    /// After so many bytes of replies.
+    /// After this many bytes of replies.
     Reply(usize),
 }
 
-/// The counters of one port, and its next break.
+/// The byte counters of one port, and the break that is set for it.
 #[derive(Debug, Default)]
 struct Port {
     break_at: Mutex<Option<Break>>,
@@ -41,10 +40,10 @@ struct Shared {
     listeners: Mutex<Vec<Listener>>,
 }
 
-/// A channel, and the sender of its messages to one connection.
+/// A channel, and the sender of that channel's messages to one connection.
 type Listener = (Vec<u8>, mpsc::UnboundedSender<Vec<u8>>);
 
-/// One server with two ports: connections to the first break, connections to the second do not.
+/// A server with two ports. Connections to the first one can be broken, connections to the second one are never.
 #[derive(Debug)]
 pub(super) struct Server {
     shared: Arc<Shared>,
@@ -80,7 +79,7 @@ impl Server {
         redis::Client::open(("127.0.0.1", self.ports[1].0)).expect("an address")
     }
 
-    /// Begins to count bytes, and breaks a connection at `at`, if it is set.
+    /// Begins to count bytes. If `at` is set, the next connection that reaches it is broken.
     pub(super) fn arm(&self, at: Option<Break>) {
         let port = &self.ports[0].1;
         port.received.store(0, Ordering::SeqCst);
@@ -96,7 +95,7 @@ impl Server {
         *lock(&port.break_at) = None;
     }
 
-    /// The bytes of requests and of replies while the server was armed.
+    /// How many bytes of requests and of replies were counted while the server was armed.
     pub(super) fn moved(&self) -> (usize, usize) {
         let port = &self.ports[0].1;
         (port.received.load(Ordering::SeqCst), port.sent.load(Ordering::SeqCst))
@@ -110,7 +109,7 @@ impl Server {
         lock(&self.shared.scripts).clear();
     }
 
-    /// The first lines, such as `-- COMMIT: ..`, of the scripts that ran, not of their preludes.
+    /// The first line, such as `-- COMMIT: ..`, of each script that ran. Lines of preludes are left out.
     pub(super) fn scripts_run(&self) -> Vec<String> {
         let scripts = lock(&self.shared.scripts);
         let run = lock(&self.shared.run);
@@ -153,7 +152,7 @@ async fn serve(mut stream: TcpStream, shared: Arc<Shared>, port: Arc<Port>) {
             }
         };
         let Ok(n @ 1..) = read else { break };
-        // A connection with a subscription is the inbox; its bytes do not count.
+        // A connection with a subscription is an inbox, whose bytes are not counted.
         let inbox = !subscribed.is_empty() || contains(&buffer[..n], b"SUBSCRIBE");
         let (mut taken, mut broken) = (n, false);
         if !inbox && port.counts.load(Ordering::SeqCst) {

@@ -1,29 +1,29 @@
-//! Whether the processes open more connections than the faults explain.
+//! Checks that the processes open no more connections than the faults explain.
 
 use super::oracle::{Event, Incarnation, Row, ns};
 use super::*;
 
-/// The connections of the processes, as their proxies have accepted them.
+/// The connections of the processes, as their proxies have recorded them.
 pub(super) struct Opened {
     /// For each slot, when each connection was accepted, in order.
     pub(super) at: Vec<Vec<u64>>,
-    /// From when until when there was no fault.
+    /// When the time without faults began, and when it ended.
     pub(super) calm: (u64, u64),
     /// How many tokens were issued, if the processes log in with tokens.
     pub(super) tokens: Option<usize>,
 }
 
-/// The most in a second, in whatever weather. The pauses of a connection that can not be opened are anywhere below 20, 40, 80, .. 500
-/// ms, ten attempts in the first second or so, and a process has two connections.
+/// The most connections of a process in one second, whatever the faults. The pauses before the attempts at a connection are random, below
+/// 20, 40, 80, .. 500 ms: ten attempts in the first second or so. A process has two connections.
 const IN_A_SECOND: usize = 30;
 
-/// The most in ten seconds without a fault, where there are tokens: a machine that stands still for a second costs two. Opening anew when
-/// a token of two seconds ends costs ten, and with each renewal fourteen. Without tokens a tenth of a second costs two, which may
-/// happen anywhere.
+/// The most in ten seconds without a fault, if there are tokens: a machine that stands still for a second costs two. If a guard opened new
+/// connections when a token of two seconds ends, that would be ten, and at each renewal fourteen. Without tokens, a machine that stands
+/// still for a tenth of a second costs two, which may happen at any time.
 const IN_TEN_SECONDS: usize = 8;
 
-/// How long a fault explains connections after its end: a provider of credentials that has failed is called again after five seconds
-/// at the latest, and connections are opened again half a second later at the latest.
+/// For how long after its end a fault explains connections: a provider of credentials that has failed is called again after at most five
+/// seconds, and connections are opened at most half a second after that.
 const AFTER: Duration = Duration::from_secs(8);
 
 pub(super) fn no_storm(opened: &Opened, events: &[Event], incarnations: &[Incarnation]) -> Row {
@@ -62,7 +62,7 @@ pub(super) fn no_storm(opened: &Opened, events: &[Event], incarnations: &[Incarn
     row
 }
 
-/// The largest number of these times within one window.
+/// The largest number of these times that lie within one window of this length.
 fn most_within(times: &[u64], window: Duration) -> usize {
     let within = |(first, from): (usize, &u64)| times[first..].partition_point(|at| at - from < ns(window));
     times.iter().enumerate().map(within).max().unwrap_or(0)
@@ -78,17 +78,17 @@ fn connections_without_a_fault_are_a_storm_when_each_token_costs_some() {
     };
     let (first, at) = (vec![0, 1], |from: u64, every: u64, n: u64| (0..n).map(move |i| from + i * every));
     assert!(evaluate(first.clone(), &[]).is_empty());
-    // Two of a machine that stood still.
+    // A machine that stood still costs two connections.
     let stall: Vec<_> = first.iter().copied().chain(at(5 * second, 1, 2)).collect();
     assert!(evaluate(stall, &[]).is_empty());
-    // Two with each token.
+    // A guard that opens new connections for each token needs two each time.
     let each: Vec<_> = first.iter().copied().chain(at(2 * second, second * 7 / 10, 40)).collect();
     let broken = evaluate(each.clone(), &[]);
     assert!(broken.len() == 1 && broken[0].contains("15 in 10 s"), "{broken:?}");
-    // The same while the server is away.
+    // The same while the server is away, which explains them.
     let fault = Event { what: "", whom: None, from: 2 * second, until: 25 * second, loses_data: false };
     assert!(evaluate(each, &[fault]).is_empty());
-    // Attempts without a pause.
+    // Attempts to connect without pauses between them.
     let fast: Vec<_> = at(2 * second, second / 100, 100).collect();
     assert_eq!(evaluate(fast, &[fault]).len(), 1);
 }

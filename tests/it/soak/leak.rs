@@ -1,4 +1,4 @@
-//! A million keys, each requested once, leave no memory, no flight and no key behind. (K1)
+//! A million keys, each requested once, leave neither memory nor flights nor keys behind. (K1)
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn ask(guard: &StampedeGuard, keys: std::ops::Range<u64>) {
     stream::iter(calls).buffer_unordered(256).for_each(|call| async { call.expect("no panic") }).await;
 }
 
-/// Requests all keys, rests, and reports the memory before and after.
+/// A child that requests all keys, rests, and reports its memory before and after that.
 pub(super) fn fill(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let (redis, keys): (String, u64) = child.config();
@@ -40,7 +40,7 @@ pub(super) fn fill(mut child: Child) -> BoxFuture<'static, ()> {
         crate::redis::connects(&guard).await;
         child.ready();
         child.wait_go().await;
-        // Warm up first: afterwards buffers, maps and the allocator have their full size.
+        // This is the warm-up: after it, buffers, maps and the allocator have their full size.
         ask(&guard, 0..keys / 20).await;
         let before = resident();
         ask(&guard, keys / 20..keys).await;
@@ -57,7 +57,7 @@ pub(super) async fn run() {
     fleet.wait_ready().await;
     let began = std::time::Instant::now();
     fleet.go();
-    // This takes longer than the bound of `result`.
+    // The child takes longer than `result` waits, so this loop waits until its result is there.
     let mut most = 0;
     while fleet.member(0).events("result") == 0 {
         assert!(began.elapsed() < Duration::from_secs(3_600), "it does not end");

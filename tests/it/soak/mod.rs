@@ -1,7 +1,7 @@
-//! The soak test: four processes under load for a long time, a fault every few seconds, and an oracle that reads all logs
-//! afterwards. `make soak` (ten minutes, or `DURATION` seconds); a short run is among the ordinary tests. With `TOKENS=2` the
-//! processes log in with tokens that live for two seconds. The first tenth of the time has no faults: what is opened then, beside the
-//! first connections, is the guard's doing.
+//! The soak test: four processes under load for a long time, a fault every few seconds, and an oracle that reads all logs afterwards. `make
+//! soak` runs it for ten minutes, or for `DURATION` seconds; a short run is among the ordinary tests. With `TOKENS=2` the processes log in
+//! with tokens that are valid for two seconds. The first tenth of the time has no faults, so the guard must explain each connection that is
+//! opened then, apart from the first ones.
 //!
 //! The processes write their answers to files, which survive a SIGKILL; the origin records each load; and a MONITOR shows
 //! whether an entry is written outside of a script.
@@ -26,28 +26,28 @@ pub(crate) const ROLES: &[Role] = &[("soak", worker::work), ("soak.leak", leak::
 
 const PROCESSES: usize = 4;
 const KEYS: usize = 2_000;
-/// Per process, so that there are 300 in all.
+/// The requests of each process, so that there are 300 per second in all.
 const REQUESTS_PER_SECOND: u64 = 75;
 
 const FRESH: Duration = Duration::from_secs(4);
 const LEASE: Duration = Duration::from_secs(2);
 const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a process may serve from memory without asking. Shorter than most faults.
+/// For how long a process may serve from memory after a renewal. Shorter than most faults.
 const TERM: Duration = Duration::from_secs(1);
-/// The slowest load.
+/// How long the slowest load takes.
 const LOAD: Duration = Duration::from_millis(500);
 
-/// How often and how long faults strike, and for how long the test runs.
+/// How many faults there are, how long they last, and for how long the test runs.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     lasts: Duration,
-    /// Seconds between two faults, from and to.
+    /// The least and the most seconds between two faults.
     pause: (f64, f64),
-    /// Seconds for which a process is stopped or the network is bad, from and to.
+    /// The least and the most seconds for which a process is stopped, or the network is bad.
     ill: (f64, f64),
 }
 
-/// Whether the process in this slot keeps copies in its memory: all but the last.
+/// Whether the process in this slot keeps copies in its memory. All do but the last one.
 const fn keeps(slot: usize) -> bool {
     slot + 1 < PROCESSES
 }

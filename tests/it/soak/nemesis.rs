@@ -1,4 +1,4 @@
-//! Injects faults, one at a time: into processes, the server, its data and the network.
+//! Injects faults, one at a time: into processes, the server, the server's data and the network.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -25,11 +25,11 @@ pub(super) struct Nemesis {
     tokens: Option<Tokens>,
     truth: Truth,
     files: Scratch,
-    /// The running process of each slot, and its number among all processes so far.
+    /// For each slot its running process, and that process's number among all processes so far.
     slots: Vec<(Fleet, usize)>,
     incarnations: Vec<Incarnation>,
     events: Vec<Event>,
-    /// When the first processes had started, and when the first fault could strike.
+    /// The time without faults: from when all first processes had started until the first fault could strike.
     calm: (u64, u64),
     witness: Witness,
     random: fastrand::Rng,
@@ -78,7 +78,7 @@ impl Nemesis {
         (Fleet::spawn(1, "soak", &config), process)
     }
 
-    /// Lets the processes work without a fault.
+    /// Lets the processes run for this long without a new fault.
     pub(super) async fn rest(&mut self, lasts: Duration) {
         let from = wall_ns();
         sleep(lasts).await;
@@ -168,7 +168,7 @@ impl Nemesis {
         self.events.push(Event { what, whom, from, until: wall_ns(), loses_data });
     }
 
-    /// Stops the load after the last fault, checks that everything works, and judges the logs.
+    /// Stops the requests after the last fault, checks that everything works, and judges the logs.
     pub(super) async fn heal_and_evaluate(mut self) -> Verdict {
         sleep(Duration::from_secs(2)).await;
         let mut counts = Vec::new();
@@ -193,7 +193,7 @@ impl Nemesis {
             let event = fleet.member(0).wait_event("healed").await;
             healed.push(serde_json::from_value::<(bool, usize)>(event).expect("what is right"));
         }
-        // One lease after the last load.
+        // A lease that was taken by the last load has ended by then.
         sleep(LEASE + Duration::from_millis(200)).await;
         let mut left = self.server.keys_without_ttl();
         left.extend(self.server.keys().into_iter().filter(|key| key.starts_with("sg1:l:")));
@@ -213,7 +213,7 @@ impl Nemesis {
     }
 }
 
-/// Counts the writes of entries inside and outside of scripts, also across restarts of the server.
+/// Counts the writes of entries by scripts and by other commands, also after restarts of the server.
 struct Witness {
     over: Arc<AtomicBool>,
     inside: Arc<AtomicUsize>,

@@ -1,4 +1,4 @@
-//! Reads the logs of all processes and judges each promise: how often it was tested, how often broken, and the worst case.
+//! Reads the logs of all processes and judges each promise: how many times it was tested, how many times broken, and the worst case.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -8,7 +8,7 @@ use super::truth::Load;
 use super::worker::Counts;
 use super::*;
 
-/// One process, from its start to its end.
+/// The life of one process, from its start to its end.
 #[derive(Clone, Debug)]
 pub(super) struct Incarnation {
     pub(super) log: String,
@@ -16,7 +16,7 @@ pub(super) struct Incarnation {
     pub(super) killed: bool,
 }
 
-/// A fault, and its time. `whom` is `None` if it affected all processes.
+/// A fault, and the time of it. `whom` is the process that it affected, or `None` if it affected all.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Event {
     pub(super) what: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct Evidence<'a> {
     pub(super) opened: &'a Opened,
 }
 
-/// One promise.
+/// The verdict on one promise.
 #[derive(Debug, Default)]
 pub(super) struct Row {
     pub(super) promise: String,
@@ -192,7 +192,7 @@ fn answered(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// B1: the longest wait for another caller's load, then a load for itself, and slack for a busy machine.
+/// B1: an answer takes at most the longest wait for another caller's load, then a load of its own, and slack for a busy machine.
 fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     const BOUND: Duration = Duration::from_millis(5_000 + 500 + 200 + 5_000);
     let mut row = Row { promise: format!("within {BOUND:?}"), ..Row::default() };
@@ -215,7 +215,7 @@ fn in_time(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// The origin never fails. A load may fail only if its process was stopped past `load_timeout`.
+/// The origin never fails, so a load may fail only if its process was stopped for longer than `load_timeout`.
 fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let mut row = Row { promise: "without a failure".into(), checked: logs.calls.len(), ..Row::default() };
     let mut excused = 0;
@@ -236,7 +236,7 @@ fn without_failure(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// After a confirmed invalidation, callers of the same process receive nothing older.
+/// After an invalidation is confirmed, callers of the process that made it receive nothing older.
 fn own_invalidations(logs: &Logs) -> Row {
     let mut row = Row { promise: "nothing older than one's own invalidation".into(), ..Row::default() };
     let mut changes: HashMap<(usize, usize), Vec<&Changed>> = HashMap::new();
@@ -257,8 +257,8 @@ fn own_invalidations(logs: &Logs) -> Row {
     row
 }
 
-/// Callers of other processes receive nothing older after a grace period: for the message or, if that was lost, the next renewal,
-/// and for the end of the older load. The period begins again after each fault that affected the process.
+/// Callers of other processes receive nothing older after a grace period: that of the message or, if it was lost, of the next renewal, and
+/// that of the older load's end. The period begins anew with each fault that affected the process.
 fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     const GRACE: Duration = Duration::from_millis(700 + 500 + 1_800);
     let mut row = Row { promise: format!("nothing older than anybody's, {GRACE:?} later"), ..Row::default() };
@@ -291,7 +291,7 @@ fn invalidations(evidence: &Evidence<'_>, logs: &Logs) -> Row {
 /// P16: once an invalidation is confirmed, no caller in any process receives an older value, from memory or otherwise. A load
 /// without the store is not notified of changes, and callers that join it in its process receive its value.
 fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
-    /// From the end of a load at the origin until no caller joins it any more.
+    /// How long after its end at the origin a load may still be joined by callers.
     const DETACHED: Duration = Duration::from_millis(300);
     let mut row = Row { promise: "nothing older than a confirmed change".into(), ..Row::default() };
     let mut changes: HashMap<usize, Vec<&Changed>> = HashMap::new();
@@ -328,9 +328,9 @@ fn acknowledged(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     row
 }
 
-/// B2: each load has a reason. Since the previous load of the key, the value expired, was invalidated or was lost with other data;
-/// or a process has recorded this load, or the previous one, as unstored (fail-open, lost lease or refused commit). The loads of
-/// killed processes are left out, because their counts are unknown.
+/// B2: each load has a reason. Since the key's previous load, the value expired, was invalidated, or was lost with other data; or a process
+/// has recorded this load, or the previous one, as unstored (fail-open, lost lease or refused commit). Loads of processes that were killed
+/// are left out, because their counts are unknown.
 fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
     let killed = |process: usize| evidence.incarnations[process].killed;
     let mut changes: HashMap<usize, Vec<&Changed>> = HashMap::new();
@@ -363,11 +363,11 @@ fn loads(evidence: &Evidence<'_>, logs: &Logs) -> Row {
         evidence.counts.iter().map(|counts| counts.fail_open + counts.lost + counts.refused).sum();
     let mut row = Row { promise: "loads are explained".into(), checked, ..Row::default() };
     row.worst = format!("{unexplained} by no expiry, change or loss; {more} were recorded as such");
-    // An unstored load needs no other reason, and nor does the load after it.
+    // Neither an unstored load nor the load after it needs another reason.
     if unexplained > 2 * more as usize {
         row.broken.push(row.worst.clone());
     }
-    // Concurrent loads of one key in one process: the joinable flight, and the flights that it detached.
+    // A process may load a key several times at once: in the flight that callers join, and in flights that were detached from it.
     let mut ends: HashMap<(usize, usize), Vec<(u64, i32)>> = HashMap::new();
     for load in evidence.loads {
         let of = ends.entry((load.process, load.key)).or_default();

@@ -1,4 +1,4 @@
-//! The origin of the soak test: it keeps a version per key, which only grows, and records each load.
+//! The origin of the soak test. It has a version per key, which only grows, and records each load.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -63,8 +63,8 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `load <key> <process>` takes some time and returns the version from its beginning; `change <key>` makes a new version and
-/// returns it.
+/// Serves two requests. `load <key> <process>` takes some time, and returns the version at its beginning. `change <key>` makes a new
+/// version and returns it.
 async fn serve(stream: TcpStream, state: Arc<Mutex<State>>) {
     let (read, mut write) = stream.into_split();
     let mut line = String::new();
@@ -77,7 +77,7 @@ async fn serve(stream: TcpStream, state: Arc<Mutex<State>>) {
         Some(&"load") => {
             let (key, process, started) = (number(1), number(2), wall_ns());
             let version = lock(&state).versions[key];
-            // One load in twenty is slow.
+            // One load in twenty may take as long as the slowest.
             let slowest = LOAD.as_millis() as u64;
             let takes =
                 if fastrand::u8(..20) == 0 { fastrand::u64(50..slowest) } else { fastrand::u64(2..30) };

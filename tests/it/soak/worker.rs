@@ -1,5 +1,4 @@
-//! One process of the soak test: it sends requests at a steady rate, whatever happens, changes keys now and then, and logs its
-//! answers.
+//! One process of the soak test. It sends requests at a steady rate, whatever happens, changes keys now and then, and logs its answers.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -22,11 +21,11 @@ pub(super) struct Config {
     pub(super) process: usize,
     /// Whether the process keeps copies in its memory.
     pub(super) keeps: bool,
-    /// Where the process gets tokens to log in with, if it does not log in with a password.
+    /// The issuer of the tokens with which the process logs in; `None` if it logs in with a password.
     pub(super) issuer: Option<String>,
 }
 
-/// The counts that a process reports at the end.
+/// What a process has counted, reported at its end.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) loads: u64,
@@ -53,13 +52,14 @@ impl Log {
 
 pub(super) fn policy(keeps: bool, has_tokens: bool) -> Policy {
     let policy = Policy::builder().fresh_for(FRESH).ttl_jitter(0.1).lease(LEASE).load_timeout(LOAD_TIMEOUT);
-    // By the default a machine that stands still for a tenth of a second costs connections, as many as tokens that are not renewed.
+    // With the default timeout, a machine that stands still for a tenth of a second would cost as many connections as a token that is not
+    // renewed.
     let policy = if has_tokens {
         policy.command_timeout(Duration::from_millis(500)).coordination_budget(Duration::from_secs(1))
     } else {
         policy
     };
-    // A process that starts while the registry is evicted can not know that others keep copies.
+    // A process that starts while the registry is evicted cannot know that other processes keep copies.
     let policy = if keeps { policy.local_for(Duration::MAX) } else { policy.local_elsewhere(true) };
     policy.build().expect("valid")
 }
@@ -111,8 +111,8 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
                     let connected = guard.connect().await.is_ok();
                     let mut right = 0;
                     for key in 0..50 {
-                        // Try again: a value may expire between the hit and the next command, and the machine may stall
-                        // during a single try.
+                        // This is tried again, because a value may expire between the hit and the next command, and the machine may stall
+                        // during an attempt.
                         let until = Instant::now() + Duration::from_secs(15);
                         while Instant::now() < until {
                             request(guard.clone(), config.clone(), log.clone(), key).await;
@@ -133,7 +133,7 @@ pub(super) fn work(mut child: Child) -> BoxFuture<'static, ()> {
 async fn ask_steadily(guard: StampedeGuard, config: Config, log: Log) {
     let (zipf, mut random) = (Zipf::new(KEYS, 1.0), fastrand::Rng::new());
     let mut tick = interval(Duration::from_millis(1_000 / REQUESTS_PER_SECOND));
-    // A process that was stopped does not catch up on missed requests.
+    // After a stop, the process does not send the requests that it has missed.
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;

@@ -12,7 +12,7 @@ fn key(key: impl Into<CacheKey>) -> InvalidationTarget {
     InvalidationTarget::Key(key.into())
 }
 
-/// Stores three values of these keys, and three with one of these tags each.
+/// Stores three values with these keys, and three values with one of these tags each.
 async fn stored() -> Two {
     let two = Two::new(Policy::builder());
     for key in KEYS {
@@ -60,7 +60,7 @@ async fn a_cancelled_invalidation_loses_none() {
         two.line.cut();
         let sending = all(&two.cut);
         match patience {
-            // Not polled once.
+            // The future is not polled once.
             None => drop(sending),
             Some(patience) => drop(timeout(patience, sending).await.expect_err("it is dropped")),
         }
@@ -71,7 +71,7 @@ async fn a_cancelled_invalidation_loses_none() {
     }
 }
 
-/// Of many more than are sent at once the first only have been sent.
+/// More targets than are sent at once: when the future is dropped, only the first ones have been sent.
 #[tokio::test(start_paused = true)]
 async fn a_cancellation_between_the_commands_loses_none_of_ten_thousand() {
     let chaos = ChaosStore::new(1);
@@ -111,7 +111,7 @@ async fn a_target_that_is_named_twice_is_invalidated_once() {
     assert_eq!(unconfirmed.collect::<Vec<_>>(), [[key("b")], [key("b")]]);
 }
 
-/// On the in-memory store and on one that is cut off: all others are invalidated, or retained.
+/// On the in-memory store, and on a store that is cut off, all other targets are invalidated or retained.
 #[tokio::test(start_paused = true)]
 async fn a_name_that_is_none_is_an_error_and_keeps_back_no_other() {
     let guard = StampedeGuard::new(MemoryStore::new());
@@ -157,7 +157,7 @@ async fn a_path_is_one_target_with_all_of_its_keys() {
     assert!(error.to_string().starts_with("not confirmed yet: the invalidation of key #"), "{error}");
 }
 
-/// What an unsafe request has changed is its target and its `Location`.
+/// An unsafe request changes its target and its `Location`.
 #[cfg(feature = "http")]
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_method_during_an_outage_loses_none_of_its_resources() {
@@ -182,7 +182,7 @@ async fn an_unsafe_method_during_an_outage_loses_none_of_its_resources() {
     let response = two.cut.layer(made).oneshot(request("POST", "/all")).await.expect("a response");
     assert_eq!(response.status(), 200);
     sleep(SENT).await;
-    // Each with the tag of its proxies' reports.
+    // Both resources have a key and the tag of their proxies' reports.
     assert_eq!(two.cut.stats().kept_invalidations, 4);
     two.heal().await;
     two.eventually_sent().await;

@@ -17,7 +17,7 @@ fn guard(policy: Policy) -> StampedeGuard {
 }
 
 async fn freshness(guard: &StampedeGuard, key: &str) -> u64 {
-    // Rounded up, because a millisecond may have passed.
+    // Rounds up, because a millisecond may have passed since the value was stored.
     guard
         .remaining_freshness(key)
         .await
@@ -57,7 +57,7 @@ async fn all_clones_and_services_of_a_handle_get_its_new_policy() {
     guard.insert("inserted", &1_u8).await.expect("inserted");
     assert_eq!(freshness(&guard, "inserted").await, 5);
 
-    // `with_policy` has made another handle, whose policy is replaced separately.
+    // `with_policy` has made a separate handle, so `set_policy` on the first handle does not replace its policy.
     load(&separate, "separate").await;
     assert_eq!(freshness(&guard, "separate").await, 7);
     clone.set_policy(fresh_for(6)).expect("set once more");
@@ -207,7 +207,7 @@ fn a_call_that_begins_after_the_last_change_has_the_last_policy() {
     assert_eq!(guard.clone().current().policy.fresh_for, Duration::from_secs(9));
 }
 
-/// If copies are turned on while the guard runs, it gets the volume lease, as if they were turned on by the builder.
+/// A guard whose copies are turned on while it runs gets the volume lease, like a guard whose builder turned them on.
 #[tokio::test]
 async fn copies_can_be_turned_on_and_off() {
     let guard = guard(fresh_for(60));

@@ -14,7 +14,7 @@ fn a_change_settles_only_what_had_begun_before_it() {
     let list = RetainedInvalidations::new("ns", 10);
     let [first, second, third] = [(); 3].map(|()| list.next_attempt());
     list.keep(retained("a", false, second));
-    // A change that began first may have run before the retained one.
+    // A change that began before the retained one may have run before it, so its confirmation does not settle that.
     assert!(!list.confirmed(&retained("a", false, 0).target.name(), first, |_| 0));
     assert!(!list.confirmed(&retained("a", true, 0).target.name(), third, |_| 0), "the tag of that name");
     list.keep(retained("a", false, first));
@@ -46,7 +46,7 @@ fn a_name_that_is_retained_already_needs_no_room() {
     assert_eq!((serves(6), serves(7)), (false, true));
 }
 
-/// A load of any of the names may have begun before its invalidation.
+/// The load of any of these names may have begun before the name's invalidation, so the longest `load_timeout` counts.
 #[test]
 fn an_overflow_is_over_when_the_longest_load_of_its_names_has_ended() {
     let list = RetainedInvalidations::new("ns", 1);

@@ -37,7 +37,7 @@ async fn a_passed_body_has_the_frames_sizes_and_errors_of_the_inner_body() {
     assert_eq!(body.size_hint().exact(), Some(3));
     assert_eq!(body.collect().await.unwrap().to_bytes(), "abc");
     assert!(GuardedBody::passed(Box::pin(Empty::<Bytes>::new())).is_end_stream());
-    // Data of another type than `Bytes`, and an error of its original type.
+    // The data has another type than `Bytes`, and the error must keep its original type.
     let frames = [Ok(Frame::data(&b"ab"[..])), Err(std::io::Error::other("disconnected"))];
     let mut body = GuardedBody::passed(Box::pin(StreamBody::new(futures_util::stream::iter(frames))));
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");

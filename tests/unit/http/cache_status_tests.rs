@@ -21,7 +21,7 @@ fn each_status_is_written_as_the_rfc_spells_it() {
         ),
         (CacheStatus::collapsed(1), "stampede-guard; fwd=miss; collapsed; ttl=1"),
         (CacheStatus::collapsed(0), "stampede-guard; fwd=miss; collapsed"),
-        // RFC 9211, 2.5: a negative number if it was stale.
+        // RFC 9211, 2.5: `ttl` is a negative number if the response was stale.
         (CacheStatus::Stale { beyond: 1 }, "stampede-guard; hit; ttl=-1"),
         (CacheStatus::Stale { beyond: 0 }, "stampede-guard; hit; ttl=0"),
         (CacheStatus::miss("vary"), "stampede-guard; fwd=miss; detail=vary"),
@@ -65,7 +65,7 @@ fn staleness_counts_from_the_end_of_freshness_or_from_storing() {
         (20_000, 3_019_999, 2999),
         (20_000, 3_020_000, 3000),
         (20_000, 15_000, 0),
-        // Expired before its time.
+        // The entry was marked stale early, so its staleness counts from when it was stored.
         (0, 12_000, 2),
     ] {
         let expected = CacheStatus::Stale { beyond: seconds };

@@ -29,7 +29,7 @@ fn decode(raw: &Bytes) -> Option<StoredResponse> {
     StoredResponse::decode(raw, 0)
 }
 
-/// Writes the layout without any of `encode`'s checks.
+/// Writes the layout of a stored response, without any of `encode`'s checks.
 fn forge(status: u16, headers: &[(&[u8], &[u8])], trailers: Option<&[(&[u8], &[u8])]>, body: &[u8]) -> Bytes {
     let mut section = BytesMut::new();
     for (name, value) in headers.iter().chain(trailers.unwrap_or_default()) {
@@ -105,7 +105,7 @@ fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
     assert_eq!(StoredResponse::new(&head(&many), now, Bytes::new(), None).bytes(), None);
 }
 
-/// C6
+/// C6: what exceeds the caps is not stored, and what does not exceed them always fits into an entry.
 #[test]
 fn a_response_over_the_caps_is_not_stored() {
     let with = |count: usize, value: usize| {
@@ -117,7 +117,7 @@ fn a_response_over_the_caps_is_not_stored() {
         response
     };
     let fits = with(MOST_HEADERS, MOST_HEADER_BYTES / MOST_HEADERS - 5);
-    // A compressed entry with the longest body is read with the longest head, and with metadata of any length.
+    // A compressed entry is read if it has the longest body, the longest head, and metadata of any length.
     let policy = crate::policy::Policy::default();
     let room = policy.longest_payload() - policy.max_body;
     assert!(fits.bytes().unwrap().len() + usize::from(u16::MAX) < room);
@@ -131,7 +131,7 @@ fn a_response_over_the_caps_is_not_stored() {
     assert_eq!(trailers.bytes(), None);
 }
 
-/// C7
+/// C7: a response that another connection could not carry safely is neither stored nor read.
 #[test]
 fn an_unreplayable_response_is_neither_encoded_nor_decoded() {
     type Case = (u16, &'static [(&'static str, &'static str)], &'static str);
@@ -166,7 +166,7 @@ fn an_unreplayable_response_is_neither_encoded_nor_decoded() {
     }
 }
 
-/// C7
+/// C7: names and values that would end a header early are refused.
 #[test]
 fn bytes_that_break_out_of_a_header_are_refused() {
     assert!(decode(&forge(200, &[(b"x", b"y")], None, b"")).is_some(), "the forge itself works");
@@ -197,7 +197,7 @@ fn bytes_cut_anywhere_before_the_body_are_refused() {
     assert_eq!(decode(&other_layout.into()), None);
 }
 
-/// One field with any tag, and otherwise the head of [`forge`].
+/// The response of [`forge`] with one header, whose name is given by any tag.
 fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
     let mut raw = forge(200, &[(b"", value)], None, body).to_vec();
     raw[FIXED_OF_ENCODING..FIXED_OF_ENCODING + 2].copy_from_slice(&tag.to_le_bytes());
@@ -206,7 +206,7 @@ fn forge_tagged(tag: u16, value: &[u8], body: &[u8]) -> Bytes {
 
 #[test]
 fn a_name_never_changes_its_number() {
-    // The numbers are in stored entries: lines may be added at the end, but never changed.
+    // Stored entries contain these numbers: names may be added at the end, but never moved.
     let numbered = "
         content-type content-length cache-control date etag last-modified expires vary server
         content-encoding content-language content-location content-disposition location link
@@ -250,7 +250,7 @@ fn numbered_names_come_back_and_are_not_spelled_out() {
         response.headers.get_mut(name).unwrap().set_sensitive(true);
         let back = decode(&response.bytes().unwrap()).unwrap();
         assert!(back.headers[name].is_sensitive(), "{name}");
-        // A name that is spelled out, as by a process that does not know its number, reads the same.
+        // A process that does not know the number spells the name out. Both forms read the same.
         let spelled = forge(200, &[(name.as_str().as_bytes(), b"1")], None, b"x");
         assert_eq!(decode(&spelled), decode(&raw), "{name}");
     }
@@ -272,7 +272,7 @@ fn a_numbered_length_that_is_not_the_bodys_is_refused() {
     for length in ["", "0", "2", "+1", "1,", ",1", "1, 2", "1 1", "-1", "18446744073709551617"] {
         assert_eq!(decode(&forge_tagged(tag, length.as_bytes(), b"x")), None, "{length:?}");
     }
-    // The same field as a trailer: the counts at 4 and 6 are exchanged.
+    // The same field as a trailer: the counts of headers (at byte 4) and of trailers (at byte 6) are exchanged.
     let mut trailer = forge_tagged(tag, b"1", b"x").to_vec();
     trailer[4..8].copy_from_slice(&[0, 0, 1, 0]);
     assert_eq!(decode(&trailer.into()), None);
@@ -304,7 +304,7 @@ fn the_headers_added_to_a_replay_do_not_grow_the_map() {
 }
 
 fn any_headers(most: usize) -> impl Strategy<Value = HeaderMap> {
-    // Spelled-out names, and numbered ones.
+    // Names that are spelled out, and names that have a number.
     let spelled = "[a-z][a-z0-9-]{0,12}".prop_map(|name| format!("x-{name}"));
     let numbered = (2..NAMES.len()).prop_map(|number| NAMES[number].to_string());
     let field =
@@ -337,7 +337,7 @@ proptest! {
         }
     }
 
-    /// C6
+    /// C6: any bytes that other programs have stored.
     #[test]
     fn any_bytes_are_read_without_a_panic(bytes in proptest::collection::vec(0u8.., 0..200)) {
         decode(&bytes.into());

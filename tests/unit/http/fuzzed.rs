@@ -38,7 +38,7 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + NOW
 }
 
-/// A field with these lines; lines that no HTTP parser accepts are left out.
+/// A header with these lines. Lines that no HTTP parser accepts are left out.
 fn field(name: HeaderName, lines: &[u8]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for line in lines.split(|&byte| byte == b'\n').take(64) {
@@ -104,7 +104,7 @@ fn vary(bytes: &[u8]) {
     }
 }
 
-/// A date has one written form, which parses to the same date.
+/// A date that was parsed is written in one form, which parses to the same date.
 fn date(bytes: &[u8]) {
     let Some(date) = fields::parse_date(bytes, now()) else { return };
     let year_9999 = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);

@@ -143,11 +143,11 @@ fn a_response_is_fresh_no_longer_than_its_entry() {
     assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
     let ended = meta.at(&entry(10_000), 20_000).1;
     assert_eq!(ended.lifetime, meta.age);
-    // Its stale windows begin at the moment when it was expired.
+    // The stale windows of an entry that was expired begin at the moment when that happened.
     let mut expired = entry(0);
     expired.expiry.error_until = 30_000;
     assert_eq!(meta.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));
-    // Stale when it was stored: its lifetime was shorter than its age.
+    // This response was stale already when it was stored: its lifetime was shorter than its age.
     let terms = ReuseTerms { lifetime: secs(5), ..meta.terms };
     assert_eq!(ResponseMeta { terms, ..meta }.at(&entry(10_000), 10_000).1.lifetime, secs(5));
 }

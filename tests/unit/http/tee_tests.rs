@@ -24,7 +24,7 @@ fn fields() -> HeaderMap {
     HeaderMap::from_iter([(http::header::ETAG, "\"a\"".parse().unwrap())])
 }
 
-/// A body that sends one frame of the test after the other.
+/// A body that sends the frames that the test gives it, one after the other.
 type Scripted = StreamBody<stream::BoxStream<'static, Item>>;
 
 fn scripted() -> (mpsc::UnboundedSender<Item>, Scripted) {
@@ -207,10 +207,10 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
         let teed = tee(Box::pin(all_at_once(frames)), 100, expected, later(), PATIENCE, sender).await;
         let Teed::Broken { text, finish } = teed else { panic!() };
         assert_eq!(text, "wire cut");
-        // A server that receives the error drops the bytes that it has not written yet.
+        // These bytes come before the error: a server that receives an error drops the bytes that it has not written yet.
         assert_eq!(readable(&mut client), seen, "{expected:?}");
-        // The error waits until the waiters were notified, because a retry would otherwise join the failed load.
-        // So does the byte that completes the length in the head.
+        // The error waits until the waiters were notified, because a retry of the client would otherwise join the failed load. The byte
+        // that completes the length in the head waits for the same reason.
         assert!(client.frame().now_or_never().is_none());
         finish.release();
         assert_eq!(readable(&mut client), rest, "{expected:?}");
@@ -218,8 +218,8 @@ async fn all_bytes_of_a_body_that_breaks_come_well_before_its_error() {
     }
 }
 
-/// With one of these bytes a client has the whole length in the head, and may repeat its request while the load is
-/// still failing.
+/// With the byte that completes it, a client has the whole length in the head, and may repeat its request while the load is still failing.
+/// The bytes behind that byte wait with it.
 #[tokio::test]
 async fn bytes_beyond_the_promised_length_wait_with_the_byte_that_completes_it() {
     for frames in [vec!["abcd"], vec!["ab", "cd"], vec!["abc", "d"], vec!["a", "bcdef"]] {
@@ -274,7 +274,7 @@ async fn a_tee_that_is_cancelled_leaves_the_client_an_error() {
     assert!(client.frame().await.unwrap().unwrap_err().is::<CutOff>());
 }
 
-/// Reports when it is dropped.
+/// Sets its flag when it is dropped.
 struct Dropped(Arc<AtomicBool>);
 
 impl Drop for Dropped {

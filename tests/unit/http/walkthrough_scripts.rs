@@ -4,20 +4,20 @@ use super::*;
 
 type Lines<'a> = &'a [(&'a str, &'a str)];
 
-/// The outcome of a request.
+/// Where the response to a request comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Finds {
     /// The stored response, with this status.
     Stored(u16),
-    /// A new response of the origin.
+    /// A new response, which the origin has sent.
     Origin,
-    /// The stored response, which the origin has confirmed; the client sees this status.
+    /// The stored response, which the origin has confirmed; the client receives this status.
     Validated(u16),
-    /// No response, because of an error.
+    /// There is no response, but an error.
     Nothing,
 }
 
-/// Sends a request, and a second one 3 s later; returns the outcome of the second.
+/// Sends a request, and another one 3 s later. Returns the outcome of the later one.
 ///
 /// The origin answers the first request with `response`, and later ones with 304 if they have the validators
 /// of the first response, else with a 200.
@@ -245,7 +245,7 @@ fn parts() {
         });
         let (status, _, content) = cache.ask(&request("GET", &[("range", range)]), &mut |_, _| None);
         assert_eq!((status, content), (206, text.as_bytes().to_vec()), "partial-store-partial: {range}");
-        // A request for the whole is not answered with a part.
+        // A request for the whole representation is not answered with a stored part of it.
         assert_eq!(
             cache.ask(&request("GET", &[]), &mut |_, _| Some((299, HeaderMap::new(), Vec::new()))).0,
             299

@@ -1,5 +1,5 @@
-//! The rules in combination: a cache in one file, without a clock, tower or coalescing, that runs the public
-//! conformance suite for shared caches. The steps follow RFC 9111, 4.
+//! The rules in combination: a cache in one file, without a clock, tower or coalescing, which runs the public conformance suite for shared
+//! caches. Its steps follow RFC 9111, section 4.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ struct Entry {
     status: u16,
     headers: HeaderMap,
     content: Vec<u8>,
-    /// The position of the content, if it is a part.
+    /// The position of the content in the whole, if the response has only a part of it.
     part: Option<Part>,
     storing: StoreDecision,
     received: SystemTime,
@@ -120,7 +120,7 @@ impl Cache {
         }
     }
 
-    /// The requested part of an entry; `None` for the whole.
+    /// The part of the stored content that the request asks for; `None` for the whole.
     fn part(entry: &Entry, request: &HeaderMap, now: SystemTime) -> Option<Part> {
         let range = ByteRange::of(request).filter(|_| if_range_holds(request, &entry.headers, now))?;
         match entry.part {
@@ -179,7 +179,7 @@ impl Cache {
         Some(self.received(considered, request, answer))
     }
 
-    /// Stores a response if the rules allow it, and returns it to its own client.
+    /// Stores a response if the rules allow it, and returns it to the client whose request it answers.
     fn received(
         &mut self,
         considered: ConsideredRequest,
@@ -192,7 +192,7 @@ impl Cache {
         if !self.store(key.clone(), request, verdict, &response) || !is_whole {
             return response;
         }
-        // Answers the client's own conditions and range.
+        // The stored response answers the conditions and the range of the client that requested it, too.
         let at = self.find(&key, request.headers()).unwrap();
         let mut own = self.serve(&self.resources[&key].entries[at], request.headers(), Duration::ZERO);
         own.1.remove(header::AGE);

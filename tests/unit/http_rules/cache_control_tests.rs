@@ -128,13 +128,13 @@ fn a_permission_counts_only_in_exact_spelling() {
     for (text, says_shared) in cases {
         assert_eq!(parse(&[text]).says_shared, says_shared, "RFC 9111, 3.5; A1: {text}");
     }
-    // A permission in exact spelling stays valid beside an inexact one.
+    // A permission in its exact spelling applies also beside a permission in an inexact one.
     for doubtful in ["public=1", "s-maxage=x", "must-revalidate=1"] {
         assert!(parse(&["public", doubtful]).says_shared, "RFC 9111, 3.5: {doubtful}");
     }
     assert!(parse(&["public, public=1"]).public && parse(&["immutable", "immutable; x"]).immutable);
     assert!(parse(&["must-understand, must-understand=1"]).must_understand);
-    // Its restrictions are recognized all the same.
+    // Restrictions apply also in an inexact spelling.
     assert!(parse(&["must-revalidate; x"]).must_revalidate);
     assert!(parse(&["proxy-revalidate=1"]).proxy_revalidate);
     assert!(!parse(&["must-understand; x"]).must_understand, "it would lift a no-store");

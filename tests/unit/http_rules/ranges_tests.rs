@@ -155,7 +155,7 @@ fn the_position_of_a_part_is_read_or_refused() {
 fn a_part_with_a_wrong_length_is_stored_in_strict_mode_only() {
     let cases = [
         ("bytes 4-8/10", 5, Some(part(4, 8, 10)), Some(part(4, 8, 10))),
-        // From the conformance suite: the part ends the whole, so its real length is the end of the whole.
+        // From the conformance suite, for strict mode: the part ends the whole, so the whole ends where the content ends.
         ("bytes 4-9/10", 5, None, Some(part(4, 8, 9))),
         ("bytes 4-9/10", 7, None, Some(part(4, 10, 11))),
         ("bytes 4-7/10", 5, None, Some(part(4, 8, 10))),
@@ -177,7 +177,7 @@ fn a_part_with_a_wrong_length_is_stored_in_strict_mode_only() {
 fn a_part_of_a_stored_part_is_found() {
     let from_part =
         |range: &str, stored: Part| ByteRange::of(&headers(&[("range", range)])).unwrap().of_part(stored);
-    // "01234" under `bytes 4-9/10`, as in the conformance suite.
+    // The content "01234" under `bytes 4-9/10`, as in the conformance suite.
     let stored = content_range("bytes 4-9/10").unwrap().with_content(5, true).unwrap();
     for (range, text) in [("bytes=-5", "01234"), ("bytes=6-8", "234"), ("bytes=6-", "234"), ("bytes=-1", "4")]
     {

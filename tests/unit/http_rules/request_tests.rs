@@ -13,7 +13,7 @@ pub(super) fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Requ
     request.body(Empty::new()).unwrap()
 }
 
-/// How a request is treated, without its other demands.
+/// How a request is treated. Its further demands, such as conditions, are left out.
 #[derive(Debug, PartialEq)]
 pub(super) enum Admission {
     Cached(CacheKey),
@@ -159,7 +159,7 @@ fn a_header_that_changes_the_answer_is_bypassed() {
     }
 }
 
-/// Spelled out, so that a test fails if a name is removed from the list.
+/// The length of the list is spelled out: a name cannot be added or removed without a change here.
 const CREDENTIALS: [&str; 41] = crate::http_rules::request_settings::CREDENTIAL_HEADERS;
 
 #[test]
@@ -201,7 +201,7 @@ fn a_rewritten_path_enters_the_key_and_the_uri_of_another_origin_does_not() {
         ("/users", "/tenant/users"),
         ("/users", "/users?tenant=1"),
         ("/a", "/b"),
-        // No router has reported that it was nested.
+        // The request looks nested, but no router has reported that, so both paths enter the key.
         ("/api/users?a=1", "/users?a=1"),
         ("/api?a=1", "/?a=1"),
     ];
@@ -352,7 +352,7 @@ fn a_private_cache_has_separate_keys_for_each_user() {
     for other in others {
         assert_ne!(alice, key(other), "A1: {other:?}");
     }
-    // Lengths separate the end of a value from the next name.
+    // The key contains lengths, which separate the end of a value from the name of the next header.
     let twice = key(&[("authorization", "al"), ("authorization", "ice")]);
     assert_ne!(twice, key(&[("authorization", "alauthorizationice")]), "B1");
     assert!(!alice.to_string().contains("alice"), "C9: a key contains no secret");

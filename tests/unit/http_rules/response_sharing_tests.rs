@@ -1,4 +1,4 @@
-//! The rules for responses: which requests may share them.
+//! The rules for responses: which of them may be shared between requests.
 
 use super::*;
 use crate::http_rules::vary::Names;
@@ -100,7 +100,7 @@ fn listed_fields_are_left_out_strictly_and_forbid_sharing_by_default() {
         assert_eq!((storing.fresh_for(), storing.terms.revalidate_always), (secs(3600), false));
         let rule = if directive == "private" { Rule::Private } else { Rule::NoCache };
         assert_eq!(by_default(200, &control(&value)), Verdict::Private(rule), "A6: {value}");
-        // Waiters receive the response as it came, so listed fields could not be left out.
+        // These responses would only be shared with waiters, which receive them as they came, so listed fields could not be left out.
         for status in [200, 503] {
             let value = format!("{directive}=\"a\", max-age=0");
             assert_eq!(strictly(status, &control(&value)), Verdict::Private(rule), "A4: {value}");
@@ -128,7 +128,7 @@ fn responses_to_credentials_are_shared_only_if_they_allow_it() {
                 let verdict = verdict_of(http.clone(), demands, 200, &control(value));
                 assert_eq!(verdict, Verdict::Private(rule), "RFC 9111, 3.5; A1, A2, A4: {value}");
             }
-            // Not even a failure, and not with the policy's own lifetime.
+            // A response without such a directive is not shared, not even a failure, and not with the policy's own lifetime.
             for status in [200, 404, 500] {
                 assert_eq!(
                     verdict_of(http.clone(), demands, status, &[]),
@@ -183,7 +183,7 @@ fn a_response_is_stored_with_the_headers_it_depends_on() {
         let varied = verdict_of(http.vary_on(header::ACCEPT), PLAIN, 200, &control("max-age=5"));
         assert!(matches!(stored(varied).vary, Vary::Names(names) if names.to_text() == "accept"));
     }
-    // Waiters that share a failure must agree in the headers on which it depends, too.
+    // Waiters share a failure only if they agree in the headers that it names in `Vary`.
     let failure = by_default(500, &[("vary", "accept-language")]);
     assert!(matches!(failure, Verdict::ShareOnly { vary: Vary::Names(_), .. }), "A4");
 }

@@ -77,7 +77,7 @@ fn stored(verdict: Verdict) -> StoreDecision {
     }
 }
 
-/// For how many seconds it is fresh, and by which rule; or the rule that keeps it from being stored.
+/// For how many seconds the response is fresh, and by which rule; or the rule that keeps it from being stored.
 type Fresh = Result<(u64, Rule), Rule>;
 
 fn fresh(verdict: Verdict) -> Fresh {
@@ -137,7 +137,7 @@ fn the_most_specific_lifetime_counts() {
     assert_eq!(fresh(strictly(200, &past)), Err(Rule::TooOld), "older than it may be");
 }
 
-/// RFC 8470, 5.2; RFC 6585, 3 to 6.
+/// The statuses that must not be stored: RFC 8470, 5.2; RFC 6585, 3 to 6.
 const UNSTORABLE: [u16; 5] = [425, 428, 429, 431, 511];
 
 #[test]
@@ -211,7 +211,7 @@ fn stale_windows_are_those_of_the_response_and_of_the_policy() {
             StaleWindows { while_revalidate: secs(4), if_error: secs(60), ..implicit(minute) },
         ),
         ("max-age=2, stale-while-revalidate=4, must-revalidate", none, none),
-        // In strict mode, `s-maxage` forbids stale windows beside it.
+        // In strict mode, a response with `s-maxage` has no stale windows.
         ("s-maxage=2, stale-while-revalidate=4", none, StaleWindows { while_revalidate: secs(4), ..none }),
     ];
     for (value, strict, careful) in cases {
@@ -325,8 +325,7 @@ fn by_default_either_field_can_make_a_response_private() {
             );
         }
     }
-    // These lines are valid only as one dictionary (RFC 8941, 4.2): the string of the first ends in the
-    // second.
+    // These lines are valid only as one dictionary (RFC 8941, 4.2): the string that begins in the first line ends in the second.
     let lines = [("cdn-cache-control", "x=\"a"), ("cdn-cache-control", "b\", no-store, y=\"c\"")];
     assert_eq!(fresh(by_default(200, &lines)), Err(Rule::Targeted), "A6");
     let private = verdict_of(

@@ -197,19 +197,19 @@ fn a_304_carries_the_headers_of_a_200_except_those_of_its_content() {
 fn a_304_confirms_the_stored_response_unless_it_names_another() {
     let cases: [(Lines<'_>, Lines<'_>, bool); 17] = [
         (&[], &[], true),
-        // From the conformance suite: a bare 304 to the guard's own condition.
+        // From the conformance suite: the 304 has no validator, and answers the guard's own condition.
         (&[], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[("etag", "\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "W/\"a\"")], &[("etag", "\"a\"")], true),
-        // The strong form of a weak tag: nginx with compression.
+        // The stored tag is the weak form of the same tag, as with nginx and compression.
         (&[("etag", "\"a\"")], &[("etag", "W/\"a\"")], true),
         (&[("etag", "\"b\"")], &[("etag", "\"a\"")], false),
         (&[("etag", "W/\"b\"")], &[("etag", "W/\"a\"")], false),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("etag", "\"a\""), ("last-modified", AT)], true),
         (&[("etag", "\"a\"")], &[], false),
         (&[("etag", "\"a\""), ("last-modified", AT)], &[("last-modified", AT)], true),
-        // The condition was a date only.
+        // The stored response has no tag, so the condition was only a date.
         (&[("etag", "\"a\"")], &[("last-modified", AT)], true),
         (&[("etag", "\"a\""), ("last-modified", LATE)], &[("last-modified", AT)], false),
         (&[("last-modified", AT)], &[("last-modified", AT)], true),

@@ -95,8 +95,8 @@ fn the_policys_names_are_added_and_do_not_count() {
     assert_eq!(Vary::of(&headers(&[("vary", "*")]), &more), Vary::Any);
 }
 
-/// A name may contain a star (RFC 9110, 5.6.2). Refusing such a list on reading would load the stored
-/// response for each request, one after the other.
+/// A name may contain a star (RFC 9110, 5.6.2). If the stored list of names were refused on reading, no request would find the response,
+/// and each would load it.
 #[test]
 fn a_name_with_a_star_in_it_is_a_name() {
     let Vary::Names(names) = vary(&["*accept, b*"]) else { panic!("two names") };
@@ -175,7 +175,7 @@ fn values_that_may_mean_something_else_are_not_alike() {
 #[test]
 fn a_credential_and_free_text_are_compared_as_they_are() {
     let credentials = crate::http_rules::request_settings::CREDENTIAL_HEADERS;
-    // These are free text, one date or one origin (RFC 9110): a comma in them is no separator.
+    // Each of these is free text, one date or one origin (RFC 9110), so a comma in it separates nothing.
     let single = ["from", "host", "if-modified-since", "if-range", "if-unmodified-since", "origin", "range"];
     for name in credentials.into_iter().chain(single).chain(["referer", "user-agent"]) {
         assert!(!alike(name, &["a,b"], &["a, b"], EXACT), "B11; RFC 9111, 4.1: {name}");
@@ -316,7 +316,7 @@ proptest! {
     ) {
         let all = Vary::Names(names("a,b,c"));
         let one = headers(&fields.iter().map(|(name, value)| (&**name, &**value)).collect::<Vec<_>>());
-        // A stable order: lines of one name keep their order, which may have a meaning.
+        // A stable sort, so that lines of the same name keep their order, which may have a meaning.
         fields.sort_by(|a, b| b.0.cmp(&a.0));
         let mut joined = HeaderMap::new();
         for name in ["c", "b", "a"] {

@@ -22,7 +22,7 @@ fn a_key_of_texts_is_the_one_of_their_cache_key() {
     }
 }
 
-/// The queries, variants, reports and additions of a path have one tag, which no other path and no tag of a user has.
+/// All keys of a path (with its queries, variants, reports and additions) have one tag, which no other path and no tag of a user has.
 #[test]
 fn the_responses_of_a_path_have_one_tag() {
     let long = format!("/{}", "p".repeat(LONGEST_NAME));
@@ -58,7 +58,7 @@ fn the_responses_of_a_path_have_one_tag() {
     }
 }
 
-/// A key under a report of proxies, and each key that is derived from it, leads to the tag of the reports of its resource.
+/// A key under a report of proxies, and each key that is derived from it, has the tag of the reports of its resource. Other keys have none.
 #[cfg(feature = "http")]
 #[test]
 fn a_key_under_a_report_has_the_tag_of_its_resource() {
@@ -76,7 +76,7 @@ fn a_key_under_a_report_has_the_tag_of_its_resource() {
     }
 }
 
-/// B1
+/// B1: different lists of parts are different keys.
 #[test]
 fn joining_is_unambiguous() {
     let keys = [
@@ -102,7 +102,7 @@ fn a_reference_to_a_key_is_that_key() {
     assert_ne!(CacheKey::from((&key,)), key, "a tuple's part is its text, escaped once more");
 }
 
-/// B10, B13
+/// B10, B13: each byte is possible in a key, and none of them ends the hash tag of a name.
 #[test]
 fn any_byte_is_a_key_and_stays_out_of_the_hash_tag() {
     let mut seen = std::collections::HashSet::new();
@@ -128,7 +128,7 @@ fn each_byte_is_escaped_alike_at_each_position_of_a_text_of_any_length() {
     assert_eq!(CacheKey::from(("\u{e9} %41",)).to_string(), "%C3%A9%20%2541");
 }
 
-/// B10, B11
+/// B10, B11: a long key has a bounded name: the beginning of its text, and a digest.
 #[test]
 fn a_long_key_is_digested_with_a_readable_head() {
     let long = "product/".repeat(200);
@@ -140,7 +140,7 @@ fn a_long_key_is_digested_with_a_readable_head() {
     assert_eq!(one.full(), format!("ns:{long}"));
 }
 
-/// B11
+/// B11: a key whose text is the digest of another key has another name.
 #[test]
 fn a_key_spelled_like_a_digest_is_another_key() {
     let long = key("k".repeat(500));
@@ -157,7 +157,7 @@ fn only_a_key_without_any_text_is_empty() {
 }
 
 proptest::proptest! {
-    /// B1
+    /// B1: different lists of parts are different keys.
     #[test]
     fn distinct_parts_make_distinct_keys(
         a in proptest::collection::vec(proptest::collection::vec(0u8.., 0..6), 1..4),

@@ -6,7 +6,7 @@ fn read(text: &str) -> Result<Policy, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// The policy after it was written and read back.
+/// The policy after it was written to a file and read back.
 fn there_and_back(policy: &Policy) -> Policy {
     let text = serde_json::to_string(policy).expect("written");
     read(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
@@ -87,7 +87,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
                 "\"0s\"",
                 "\"11years\"",
                 "\"max\"",
-                // Their sum is one second more than a duration holds.
+                // The sum of both parts is one second more than a `Duration` can hold.
                 "\"18446744073709551615s 1000ms\"",
                 "\"18446744073709551614s 1s 1000ms\"",
                 "\"18446744073709551615s 1s\"",
@@ -204,7 +204,7 @@ fn a_number_without_a_bound_has_a_text() {
     assert_eq!(read, policy);
 }
 
-/// Some values of each setting. Some combinations contradict each other.
+/// For each setting some values. Combinations of them may contradict each other.
 fn settings() -> impl Strategy<Value = PolicyBuilder> {
     let time = || prop_oneof![Just(0), 1_u64..5_000, 0..400_000_000_u64].prop_map(Duration::from_millis);
     let choice = any::<(bool, bool, bool, bool, bool, bool)>();
@@ -217,7 +217,7 @@ fn settings() -> impl Strategy<Value = PolicyBuilder> {
             let (lease, permit, wait) = more;
             let (shed, closed, json, all, shadow, fail) = choice;
             let (thousandths, cap, most, tags) = numbers;
-            // Few digits: serde_json may read a longer fraction with an error in its last bit.
+            // There are few digits, because serde_json may read a longer fraction with an error in its last bit.
             let fraction = f64::from(thousandths) / 1_000.0;
             let overload = if shed { OnOverload::Shed } else { OnOverload::LoadAnyway };
             let mut builder = Policy::builder()

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::sync::lock;
 
-/// The rounds that were called, each with its members.
+/// The rounds that were called so far, each with the numbers of its members.
 type Rounds = Arc<Mutex<Vec<Vec<usize>>>>;
 
 fn batch(size: usize) -> (Rounds, Vec<BatchMember>) {
@@ -71,19 +71,20 @@ async fn a_later_round_waits_for_a_member_that_attempts_again() {
     let (mut of_a, mut of_b) = (a.attempt(), b.attempt());
     of_a.rest();
     of_b.rest();
-    // The first round.
+    // The first round ends for both members, and both attempt again.
     of_a.again();
     of_b.again();
     a.lead(None);
     of_b.rest();
-    // Before the round is called.
+    // Member `b` attempts again before the round is called, so the round waits for it.
     of_b.again();
     assert!(called(&rounds).await.is_empty());
     b.lead(None);
     assert_eq!(called(&rounds).await, [[0, 1]]);
 }
 
-/// A caller begins a flight and, if that takes too long, another one. The older flight must not end the member's attempt.
+/// A call of a member begins a flight and, if that takes too long, another one. The end of the older flight must not end the member's
+/// attempt.
 #[tokio::test(start_paused = true)]
 async fn only_the_latest_attempt_of_a_member_ends_it() {
     let (rounds, members) = batch(2);
@@ -93,7 +94,7 @@ async fn only_the_latest_attempt_of_a_member_ends_it() {
     let mut caller = b.attempt();
     let flight = caller.of_flight();
     drop(flight);
-    // The flight rested when it was dropped.
+    // The dropped flight counts as resting.
     assert_eq!(called(&rounds).await, [[0]]);
     let flight = caller.of_flight();
     caller.again();

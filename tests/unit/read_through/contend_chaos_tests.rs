@@ -1,10 +1,10 @@
-//! How a flight's attempt to get the lease treats failing commands, on a store with injected faults.
+//! How a flight's attempt to get the lease treats commands that fail, on a store with injected faults.
 
 use super::*;
 use crate::read_through::acquire::UNUSABLE_LIMIT;
 use crate::testing::{ChaosStore, Fault};
 
-/// Another program may keep writing unreadable values under the key for ever.
+/// Otherwise a flight would never end if another program keeps writing unreadable values under the key.
 #[tokio::test(start_paused = true)]
 async fn a_flight_gives_up_after_three_different_unreadable_entries() {
     let chaos = ChaosStore::new(1);
@@ -34,7 +34,7 @@ async fn a_lease_that_may_have_been_granted_is_released() {
     assert!(chaos.store().lease(side.key.name()).is_none(), "and is free again");
 }
 
-/// The flight was notified that it has the lease, and cannot confirm the grant to the store.
+/// The flight was notified that it has the lease, but cannot confirm the grant at the store.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_cannot_be_confirmed_is_released() {
     let chaos = ChaosStore::new(1);
@@ -66,7 +66,7 @@ async fn a_flight_that_waited_for_a_leader_survives_a_short_disconnect() {
     assert!(is_value(&found) && chaos.struck(Fault::ErrorBefore) == 1, "{}", name(&found));
 }
 
-/// It has waited for no leader, so a longer wait would save no load.
+/// The flight has waited for no leader, so waiting for the store would save no load.
 #[tokio::test(start_paused = true)]
 async fn a_flight_that_has_not_waited_gives_up_at_once() {
     let chaos = ChaosStore::new(1);
@@ -78,11 +78,12 @@ async fn a_flight_that_has_not_waited_gives_up_at_once() {
     assert_eq!(chaos.commands() - before, 0, "none came through");
 }
 
-/// A forged message of an end at this moment must not make it wait again and again, each time as long as a lease, for an answer.
+/// A forged message that a load has ended, which arrives at this moment, must not make the flight wait for answers again and again, each
+/// time as long as a lease.
 #[tokio::test(start_paused = true)]
 async fn a_flight_past_its_deadline_does_not_wait_for_another_lease() {
     let (trip, most) = (Duration::from_millis(2), Policy::default().coordination_budget * 2);
-    // For most of these seeds, the forged message is an end.
+    // With most of these seeds, the forged message says that a load has ended.
     for seed in 0..8 {
         let chaos = ChaosStore::new(seed);
         chaos.latency(trip, trip);

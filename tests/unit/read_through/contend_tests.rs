@@ -22,13 +22,13 @@ use crate::value::StoredEntry;
 use crate::value::entry::Expiry;
 use crate::value::entry::{Encoding, Entry, EntryKind};
 
-/// A process, and the entry that its flight has rejected.
+/// One process and its flight of the key, with the entry that the flight has rejected.
 struct Side {
     guard: StampedeGuard,
     key: Key,
     rejected: Option<Arc<StoredEntry>>,
     queue: bool,
-    /// How long before now the flight began.
+    /// How long ago the flight began.
     began: Duration,
     span: tracing::Span,
     waits_for: Option<FlightId>,
@@ -80,7 +80,7 @@ impl Side {
         }
     }
 
-    /// Stores a value under a separate lease.
+    /// Takes the lease, and stores a value under it.
     async fn stores(&mut self, entry: &Entry) {
         let bytes = entry.encode(&self.key);
         assert_eq!(self.leads().await.commit(bytes, Duration::from_secs(60)).await, Some(TokenCheck::Held));
@@ -98,7 +98,7 @@ fn name(contended: &AcquireOutcome) -> String {
     }
 }
 
-/// A value that was stored at one moment and is fresh until another.
+/// A value that was stored at `stored_at` and is fresh until `fresh_until`, in milliseconds.
 fn value(stored_at: u64, fresh_until: u64) -> Entry {
     Entry {
         kind: EntryKind::Value,
@@ -138,7 +138,7 @@ async fn a_compressed_entry_that_was_seen_is_not_found_again() {
     sleep(Duration::from_secs(2)).await;
     let now = one.now();
     let text = Bytes::from(vec![b'v'; 1020]);
-    // A block of literals: no compressor makes it of a repetitive text.
+    // This block has only literals. No compressor makes such a block of a repetitive text.
     let literals = [&[0xf0, 255, 255, 255, 1020_u16.wrapping_sub(15 + 3 * 255) as u8][..], &text].concat();
     let block = [&1020_u32.to_le_bytes()[..], &literals].concat();
     let (packed, payload) = Packed::unpack(block.into(), 1020).expect("a block");
@@ -153,7 +153,7 @@ async fn a_compressed_entry_that_was_seen_is_not_found_again() {
     let lease = other.leads().await;
     assert!(other.rejected.as_ref().is_some_and(|rejected| Arc::ptr_eq(rejected, &seen)), "not found again");
     lease.hand_over(0).await;
-    // A value that stands in for a failed load is stored with new times, and other flights read it.
+    // When a value stands in for a failed load, it is stored again with new times, and other flights must be able to read it.
     let again = Entry { expiry: Expiry { fresh_until: now + 5_000, ..compressed.expiry }, ..compressed };
     one.rejected = Some(seen);
     one.stores(&again).await;
@@ -166,20 +166,19 @@ async fn a_compressed_entry_that_was_seen_is_not_found_again() {
     );
 }
 
-/// A value that was stored after this flight began was made for it, even if it has no lifetime.
+/// A value that was stored after the flight began may be used by it, even if the value has no lifetime.
 #[tokio::test(start_paused = true)]
 async fn a_value_without_a_lifetime_is_for_flights_that_had_begun() {
     let store = MemoryStore::new();
     let (mut one, mut other) = (Side::on(&store), Side::on(&store));
-    // The clock of a memory store begins with it.
+    // The clock of a memory store starts when the store is made.
     sleep(Duration::from_secs(2)).await;
     let now = one.now();
     one.stores(&value(now - 1_000, now - 1_000)).await;
     other.began = Duration::from_millis(1_000);
     let found = other.contend().await;
     assert!(is_value(&found), "{}", name(&found));
-    // That load ended before this flight began, so this flight leads. It remembers the old value, and does
-    // not find it again.
+    // The value was stored before this flight began, so this flight leads. It remembers the value as rejected, and does not find it again.
     other.began = Duration::from_millis(999);
     let lease = other.leads().await;
     assert_eq!(
@@ -189,7 +188,7 @@ async fn a_value_without_a_lifetime_is_for_flights_that_had_begun() {
     lease.hand_over(0).await;
 }
 
-/// The storing process may read the store's clock a little earlier than the waiting one.
+/// Such a value is newer than the flight, although the process that stored it may have read the store's clock a little earlier.
 #[tokio::test(start_paused = true)]
 async fn a_value_that_the_flight_waited_for_is_taken_whenever_it_was_stored() {
     let store = MemoryStore::new();
@@ -210,7 +209,7 @@ async fn a_flight_that_does_not_queue_learns_the_remaining_lease() {
     let found = other.contend().await;
     assert!(matches!(found, AcquireOutcome::Busy(left) if left == lease.ttl), "{}", name(&found));
     lease.hand_over(0).await;
-    // No waiter was in the queue, so the lease is free.
+    // No waiter was in the queue, so the hand-over has freed the lease.
     other.leads().await.hand_over(0).await;
 }
 
@@ -227,7 +226,7 @@ async fn an_unreadable_entry_is_remembered_and_loaded_over() {
     );
 }
 
-/// A read of the entry does not include its tags, so they are examined when it is found.
+/// A read of the entry does not read the ids of its tags, so they are checked when the entry is found.
 #[tokio::test(start_paused = true)]
 async fn a_value_with_an_invalidated_tag_is_loaded_over() {
     let store = MemoryStore::new();
@@ -244,7 +243,7 @@ async fn a_value_with_an_invalidated_tag_is_loaded_over() {
 #[path = "contend_chaos_tests.rs"]
 mod on_chaos;
 
-/// How a lease is renewed while its load runs. The lease is 3 s long, so a third is 1 s.
+/// How a lease is renewed while its load runs. Each lease takes 3 s, so a third of it is 1 s.
 mod keep {
     use super::*;
     use crate::read_through::lease::LeaseEvent;
@@ -256,7 +255,7 @@ mod keep {
         guard: StampedeGuard,
         chaos: ChaosStore,
         lease: Lease,
-        /// Sends the lease's holder arbitrary messages.
+        /// The registry through which the test sends the lease holder any message.
         hints: Arc<LeaseWaiters>,
         began: Instant,
         before: u64,
@@ -274,8 +273,8 @@ mod keep {
             Self { guard, chaos, lease, hints, began: Instant::now(), before }
         }
 
-        /// Renews the lease for `ms`, for a load that may take until `end`. Returns the event that ended that, and
-        /// when.
+        /// Renews the lease for `ms`, for a load that may take until `end`. Returns the event that ended the renewals, if any, and when it
+        /// did.
         async fn during(&self, ms: u64, end: u64, now: bool) -> Option<(LeaseEvent, u64)> {
             let end = self.began + Duration::from_millis(end);
             let event = timeout(Duration::from_millis(ms), self.lease.keep(end, now)).await.ok()?;
@@ -308,12 +307,12 @@ mod keep {
         let renewed = RenewedLease::new().await;
         assert_eq!(renewed.during(500, 60_000, true).await, None);
         assert_eq!((renewed.renewals(), renewed.remaining()), (1, 2_500));
-        // The next renewal is a third later.
+        // The next renewal follows after a third of the lease.
         assert_eq!(renewed.during(999, 60_000, false).await, None);
         assert_eq!(renewed.renewals(), 1);
     }
 
-    /// A holder that is paused during a renewal delays the waiters no longer than its load could have taken.
+    /// If a holder is paused during a renewal, it delays the waiters for no longer than its load could have taken.
     #[tokio::test(start_paused = true)]
     async fn a_lease_is_not_renewed_beyond_the_load_and_the_time_to_publish() {
         let renewed = RenewedLease::new().await;
@@ -368,9 +367,10 @@ fn a_waiter_retries_shortly_after_the_lease_would_expire() {
     let (lease, ms) = (Duration::from_secs(2), Duration::from_millis);
     let cases = [
         (ms(700), true, ms(700)),
-        // The holder has another policy with a longer lease, which may be released sooner.
+        // The remaining time is that of a holder whose policy has a longer lease. It may end sooner, so the waiter sleeps for its own
+        // lease.
         (lease * 9, true, lease),
-        // The lease is about to expire: no busy loop.
+        // The lease is about to expire. The waiter must not take again and again until then.
         (Duration::ZERO, true, SHORTEST_WAIT),
         (ms(100), false, ms(100)),
         (ms(700), false, UNSURE_WAIT),
@@ -379,7 +379,7 @@ fn a_waiter_retries_shortly_after_the_lease_would_expire() {
         let waits = sleep_for(remaining, lease, hints_arrive);
         assert!((least + ms(1)..least + ms(10)).contains(&waits), "{remaining:?}: {waits:?}");
     }
-    // A lease may be shorter than the shortest wait.
+    // The waiter sleeps for its own lease at most, which may be shorter than the shortest wait.
     assert!(sleep_for(ms(50), ms(2), true) <= ms(2) + ms(10));
 }
 

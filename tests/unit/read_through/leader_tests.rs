@@ -1,5 +1,5 @@
-//! A flight's task is dropped at each of its polls, as when its runtime shuts down: its waiters are notified at
-//! once, and its lease, if any, expires. Callers that leave are tested in `drops` of the integration tests.
+//! A flight's task is dropped at each of its polls, as when its runtime shuts down. Its waiters are notified at once, and its lease, if it
+//! has one, expires. Callers that leave are tested in `drops` of the integration tests.
 
 use tokio::task::JoinHandle;
 use tokio::time::{advance, timeout};
@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 const LEASE: Duration = Duration::from_secs(2);
 const LOAD: Duration = Duration::from_millis(300);
-/// For each direction, so that the flight can be dropped during each command.
+/// The latency of the store in each direction, so that the flight can be dropped while it awaits each command.
 const LATENCY: Duration = Duration::from_millis(1);
 
-/// What happens to the flight, or how its own load ends.
+/// What happens to the flight while it runs, or how its own load ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meets {
     Nothing,
@@ -78,7 +78,7 @@ impl Meets {
         policy.build().expect("valid")
     }
 
-    /// The result of its own load.
+    /// How the load of a caller of this flight ends.
     fn own(self) -> Script {
         match self {
             Self::OwnFailure => Script::Failure,
@@ -104,7 +104,7 @@ async fn ask(guard: &StampedeGuard, key: &str, script: Script) -> Result<u8, Loa
         tokio::time::sleep(if script == Script::Long { LEASE * 2 } else { LOAD }).await;
         match script {
             Script::Failure => return Err("scripted".to_owned()),
-            // Panics without the hook, which would print the panic.
+            // This panics without the panic hook, which would print the panic.
             Script::Panic => std::panic::resume_unwind(Box::new("scripted")),
             Script::Uncacheable => cx.do_not_store(),
             Script::Value | Script::Long => {}
@@ -121,7 +121,7 @@ fn begin(guard: &StampedeGuard, key: &'static str, script: Script) -> JoinHandle
     tokio::spawn(async move { ask(&guard, key, script).await })
 }
 
-/// Two nodes that need the key, a third for newcomers, and concurrent events.
+/// Three nodes: two that need the key, and a third one for newcomers. `events` run at the same time as the flight.
 struct World {
     chaos: ChaosStore,
     guards: [StampedeGuard; 3],
@@ -183,8 +183,8 @@ impl World {
         }
     }
 
-    /// The first node's flight, before its task runs. It was begun by a caller that leaves at once or, if there is a
-    /// value to serve meanwhile, by one that does not wait.
+    /// The flight of the first node, before its task runs. The caller that began it has left or, if there is a stale value to serve, does
+    /// not wait for it.
     fn flight(&self, meets: Meets) -> FlightTask {
         let (state, policy) = self.guards[0].parts();
         let key = self.guards[0].key(CacheKey::from("k")).expect("a key");
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// Runs an event in the middle of a load that begins now.
+    /// Runs an event in the middle of a load that begins at this moment.
     fn later(&mut self, event: impl Future<Output = ()> + Send + 'static) {
         self.events.push(tokio::spawn(async move {
             sleep(LOAD / 2).await;
@@ -238,7 +238,7 @@ impl World {
     }
 }
 
-/// Whether a caller of such a flight may get this answer, whether the flight is dropped or not.
+/// Whether a caller of such a flight may receive this answer. That does not depend on whether the flight is dropped.
 fn is_expected(meets: Meets, answer: &Answer) -> bool {
     match (meets, answer) {
         (
@@ -253,23 +253,23 @@ fn is_expected(meets: Meets, answer: &Answer) -> bool {
     }
 }
 
-/// Whether the flight had ended before it could be dropped.
+/// Drops the flight at this point, checks what its callers receive, and returns whether the flight had ended before.
 async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let what = format!("{meets:?}, dropped {drop:?}");
     let mut world = World::new(meets).await;
     let flight = world.flight(meets);
     let mut callers: Vec<_> = (0..3).map(|_| begin(&world.guards[0], "k", meets.own())).collect();
-    // Spawned after these callers, so that they have their slots before the flight is polled.
+    // The flight is spawned after these callers, so that they have joined it before it is polled.
     let flight = tokio::spawn(dropped(drop, flight.task()));
     callers.push(begin(&world.guards[1], "k", meets.own()));
 
-    // The time of an abandoned lease, and of the callers' loads one after the other if they panic.
+    // Callers may wait until an abandoned lease ends, and for each other's loads, one after another, if these panic.
     let bound = LEASE + LOAD + if meets == Meets::LongLoad { LEASE * 4 } else { LOAD * 4 } + LATENCY * 100;
     let mut vanished = 0;
     for caller in callers {
         let answer = timeout(bound, caller).await.unwrap_or_else(|_| panic!("{what}: a caller hangs"));
         let answer = answer.expect("joined");
-        // The caller of the dropped loader: a loader cannot be run again.
+        // One caller may receive this error: the flight had taken its loader, which was dropped with the flight.
         let is_vanished =
             matches!(&answer, Err(LoadError::Guard(error)) if error.kind() == ErrorKind::Vanished);
         vanished += usize::from(is_vanished);
@@ -280,7 +280,7 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let newcomer = &world.guards[2];
     let fresh =
         timeout(LEASE + LOAD * 2, newcomer.load("k").refresh(|_| async { Ok::<_, String>(2_u8) })).await;
-    // The value of its own load, or of a refresh in flight.
+    // The newcomer receives the value of its own load, or of a refresh that was in flight.
     let fresh = fresh.unwrap_or_else(|_| panic!("{what}: a newcomer hangs")).expect("a value");
     assert!([1, 2].contains(&fresh.value), "{what}: {fresh:?}");
     for task in world.events.drain(..) {
@@ -311,7 +311,7 @@ async fn a_flight_dropped_at_any_poll_leaves_no_caller_waiting() {
                 at += 1;
                 assert!(at < 200, "{meets:?}: it is polled again and again");
             }
-            // At least the command for the lease is a point at which the flight can be dropped.
+            // The flight can at least be dropped while it awaits its command for the lease.
             assert!(at > first, "{meets:?}");
             drops += at - first;
         }
@@ -319,7 +319,7 @@ async fn a_flight_dropped_at_any_poll_leaves_no_caller_waiting() {
     assert!(drops >= 100, "{drops} drops are no matrix");
 }
 
-/// A caller's look-up was on its way when the shutdown began, and has found a stale value. (Found by the simulation.)
+/// A look-up was on its way when the shutdown began. It found a stale value, so a refresh begins afterwards. (Found by the simulation.)
 #[tokio::test(start_paused = true)]
 async fn a_refresh_that_begins_after_the_shutdown_takes_no_lease() {
     let world = World::new(Meets::Stale).await;

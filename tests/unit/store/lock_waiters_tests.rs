@@ -13,7 +13,7 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(86_400)
 }
 
-/// The waiter's role, if its own time is far away.
+/// The waiter's role, if its own time ends far in the future.
 fn watch(waiter: &LockWaiter) -> ClockRole {
     waiter.watch(far(), None)
 }
@@ -86,8 +86,8 @@ async fn the_first_waiter_is_notified_of_a_free_key_and_with_the_holder_of_a_los
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
 }
 
-/// After a loss of messages all waiters but the first are searched in the queue. Those that are not in it must ask, unless
-/// they have sent a take meanwhile.
+/// After a loss of messages, the first waiter is notified, and all others are looked up in the queue. Those that are not in it are
+/// notified, too, unless they have sent a take since the look-up began.
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]
 async fn waiters_missing_from_the_queue_are_notified_to_ask() {
@@ -129,7 +129,7 @@ async fn waiters_missing_from_the_queue_are_notified_to_ask() {
     assert_eq!(notified(&three).await, None, "it will be");
 }
 
-/// The first has been granted the lock, so the second is notified, and leaves without a request.
+/// The first waiter has been granted the lock, so the message goes to the second one, which leaves before it acts on it.
 #[tokio::test(start_paused = true)]
 async fn a_message_that_the_first_did_not_act_on_passes_to_the_next_waiter() {
     let (grants, [one, two, _three]) = three(&LockName::mutex("a"));
@@ -203,7 +203,8 @@ async fn one_waiter_replaces_a_silent_first_which_rejoins_at_the_end() {
     assert!(one.is_first(), "it has spoken");
 }
 
-/// However often a time becomes shorter: the sleepers check again by then.
+/// When the time to wait becomes shorter, sleepers are woken once. They then sleep only briefly, so that further messages need not wake
+/// them.
 #[tokio::test(start_paused = true)]
 async fn waiters_that_sleep_for_too_long_are_woken_once() {
     let (grants, [one, two, three]) = three(&LockName::mutex("a"));

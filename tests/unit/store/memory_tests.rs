@@ -1,4 +1,4 @@
-//! Promise 9: the data of a memory store is bounded, and dropped even if its keys are not used again.
+//! Promise 9: a memory store's data is bounded, and is dropped after its time even if its keys are not used again.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{Backend, Policy, StampedeGuard};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Lets an hour pass, loads 100 other keys, and returns how many records the store then has, those 100 included.
+/// Lets an hour pass, loads 100 other keys, and returns how many records the store has afterwards, including those 100.
 async fn left_behind(guard: &StampedeGuard, store: &MemoryStore) -> usize {
     tokio::time::advance(60 * MINUTE).await;
     for number in 0..100u32 {
@@ -56,7 +56,7 @@ async fn records_of_loads_that_stored_nothing_are_dropped() {
     assert!(left <= 200, "{left}");
 }
 
-/// The waiters have died together with their holder. The map is swept when it has doubled.
+/// Holders and waiters have died. Their records are dropped by a sweep, whenever the map has doubled since the last one.
 #[tokio::test(start_paused = true)]
 async fn leases_and_queues_of_dead_processes_are_dropped() {
     const AT_ONCE: u32 = 10_000;
@@ -94,7 +94,7 @@ async fn fail(store: &MemoryStore, number: u32, outcome: usize) -> Token {
     token
 }
 
-/// Outcomes take up room in the store, too, and displace entries before other outcomes.
+/// Outcomes count for the store's capacity, too. When it is used up, entries are dropped before outcomes.
 #[tokio::test(start_paused = true)]
 async fn outcomes_count_for_the_capacity() {
     let store = MemoryStore::with_capacity(15_000);
@@ -117,7 +117,7 @@ fn tag(number: u32) -> Key {
     Key::new("ns", &CacheKey::from(("tag", number)))
 }
 
-/// Each id and each list takes at least [`AROUND`] bytes, in addition to its name and its value.
+/// Asserts the bounds of the store. Each id and each list takes at least [`AROUND`] bytes, in addition to its name and its value.
 fn assert_bounded(store: &MemoryStore, capacity: usize) {
     let records = store.records();
     let most = capacity / 4 / AROUND;
@@ -125,7 +125,7 @@ fn assert_bounded(store: &MemoryStore, capacity: usize) {
     assert!(records.tags.len() <= most && records.lists.len() <= most, "at most {most} of either");
 }
 
-/// Without a bound, each value with its own tag would leave the tag's id for a day, beyond the store's capacity.
+/// Each value has its own tag. Without a bound, their ids would stay for a day, beyond the store's capacity.
 #[tokio::test(start_paused = true)]
 async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
     const CAPACITY: usize = 16_384;
@@ -140,17 +140,17 @@ async fn the_ids_of_tags_and_the_lists_of_variants_are_bounded() {
         assert!(node.enlist(&tag(number), [2; 8], 2, MINUTE * 60).await.expect("listed"));
         assert_bounded(&store, CAPACITY);
     }
-    // An id that was dropped has another value when it is created again.
+    // When a tag whose id was dropped is used again, it has a new id, so older values with that tag are outdated.
     guard.insert_with_tags("new", &2u8, ["other"]).await.expect("stored");
     assert_eq!(guard.get::<u8>("old").await.expect("answered"), None);
     assert_eq!(guard.get::<u8>("new").await.expect("answered"), Some(2));
-    // A value that is larger than the free room makes room for itself.
+    // A value that is larger than the free room displaces other data.
     guard.insert("large", &vec![0u8; CAPACITY * 7 / 8]).await.expect("stored");
     assert!(guard.contains("large").await.expect("answered"));
     assert_bounded(&store, CAPACITY);
 }
 
-/// Values with tags that no other value has would otherwise push out the tags that are read all the time.
+/// Otherwise, tags that only one value has would displace the tags that are read all the time.
 #[tokio::test(start_paused = true)]
 async fn an_id_that_is_read_outlives_those_that_are_not() {
     let store = MemoryStore::with_capacity(1 << 20);
@@ -166,7 +166,7 @@ async fn an_id_that_is_read_outlives_those_that_are_not() {
     }
 }
 
-/// A scan of all ids, or of all lists, for each new one would take too long under the store's lock.
+/// A scan of all ids, or of all lists, at each new one would hold the store's lock for too long.
 #[tokio::test]
 async fn each_of_many_tags_costs_as_much_as_the_first() {
     const MANY: u32 = 30_000;

@@ -46,7 +46,7 @@ fn round_trip_shares_the_memory_of_the_reply() {
     assert!(memory.contains(&back.payload.as_ptr()));
 }
 
-/// Entries that other versions of the crate have stored stay readable: the vectors of RFC 3720, B.4.
+/// Entries of other versions of the crate stay readable only if the checksum never changes: the vectors of RFC 3720, B.4.
 #[test]
 fn the_checksum_is_crc32c() {
     assert_eq!(crc32_iscsi(&[0; 32]), 0x8a91_36aa);
@@ -78,7 +78,7 @@ fn every_flipped_bit_and_every_cut_is_a_miss() {
     assert_eq!(refusal(long.into(), "k"), Unreadable::Corrupt);
 }
 
-/// Lengths of more than a byte, and zero.
+/// Lengths of more than a byte, and lengths of zero, are encoded and decoded.
 #[test]
 fn an_encoded_entry_decodes_to_itself() {
     let tags: Vec<_> = (0..40).map(|id| TagId { tag: key(&format!("tag{id}")), id }).collect();
@@ -97,7 +97,7 @@ fn an_encoded_entry_decodes_to_itself() {
     }
 }
 
-/// A correct checksum does not prove that this crate wrote the bytes.
+/// A correct checksum does not prove that this crate wrote the bytes, so the decoder checks each length and kind, too.
 #[test]
 fn impossible_lengths_and_kinds_are_refused_despite_a_right_checksum() {
     let sound = entry().encode(&key("k")).to_vec();
@@ -107,7 +107,7 @@ fn impossible_lengths_and_kinds_are_refused_despite_a_right_checksum() {
         sealed(raw)
     };
     assert_eq!(decode(with(0, MAGIC[0]), "k"), Ok(entry()), "nothing is changed");
-    // The reserved bytes, the kind, and each length's first and last byte.
+    // These are the reserved bytes, the kind, and the first and the last byte of each length.
     for at in [3, 9, 10, 11, 12, 15, 16, 19, 64, 65, 67] {
         assert_eq!(refusal(with(at, 0xff), "k"), Unreadable::Corrupt, "byte {at}");
     }
@@ -126,7 +126,7 @@ fn another_version_and_another_key_are_distinguished_from_damage() {
     assert_eq!(refusal(Bytes::from_static(b"hello"), "k"), Unreadable::Foreign);
 }
 
-/// A process without the feature `lz4`, or of an older version, loads anew.
+/// A process without the feature `lz4`, or of an older version, cannot read the payload, and loads the value again.
 #[test]
 fn an_unknown_compression_is_refused() {
     let mut raw = entry().encode(&key("k")).to_vec();
@@ -150,7 +150,7 @@ fn a_compressed_entry_is_decoded_within_bounds_and_encoded_to_the_same_bytes() {
     let back = decode(raw.clone(), "k").expect("sound");
     assert_eq!(back, whole);
     assert_eq!(back.encode(&key("k")), raw);
-    // Another version of the compressor makes another block of the same payload: here, only of literals.
+    // Another version of the compressor makes another block of the same payload: this one has only literals.
     let literals = [&[0xf0][..], &[255; 3], &[(1020 - 15 - 3 * 255_usize) as u8], &whole.payload].concat();
     let other = [&1020_u32.to_le_bytes()[..], &literals].concat();
     let (packed, payload) = Packed::unpack(other.into(), 1020).expect("a block");
@@ -158,7 +158,7 @@ fn a_compressed_entry_is_decoded_within_bounds_and_encoded_to_the_same_bytes() {
     let back = decode(other.clone(), "k").expect("sound");
     assert_eq!((&back.payload, back.encode(&key("k"))), (&whole.payload, other.clone()));
     assert_ne!(other, raw);
-    // The same value with other times, as `expire` stores it.
+    // The entry with the same value and other times, as `expire` stores it.
     let expired = Entry { expiry: whole.expiry.expired(), ..whole.clone() };
     assert_eq!(decode(expired.encode(&key("k")), "k"), Ok(expired));
     for bit in 0..raw.len() * 8 {
@@ -168,7 +168,8 @@ fn a_compressed_entry_is_decoded_within_bounds_and_encoded_to_the_same_bytes() {
     }
 }
 
-/// A decompression bomb states its own length. So the length is checked first, and the block must then have exactly it.
+/// A decompression bomb states its own length. So the length is checked before anything is decompressed, and the block must then decompress
+/// to exactly that length.
 #[cfg(feature = "lz4")]
 #[test]
 fn a_bomb_and_a_wrong_length_are_refused() {
@@ -186,7 +187,7 @@ fn a_bomb_and_a_wrong_length_are_refused() {
         assert_eq!(refusal(stating(length), "k"), refused);
     }
     assert!(Entry::decode(raw.clone(), &key("k"), LONGEST + 1).is_ok());
-    // Too short for a length.
+    // The payload is too short to hold a length.
     let mut cut = raw[..at + 3].to_vec();
     cut[16..20].copy_from_slice(&3_u32.to_le_bytes());
     assert!(matches!(refusal(sealed(cut), "k"), Unreadable::Compressed { .. }));

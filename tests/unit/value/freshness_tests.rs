@@ -51,7 +51,7 @@ fn a_value_backs_off_after_a_failure_but_not_past_its_windows() {
 
 #[test]
 fn a_back_off_extends_no_window_whatever_the_load_has_ended_with() {
-    // Fresh until 11 s, stale until 16 s; stands in until 31 s if the origin does not answer, and until 20 s if it does.
+    // The value is fresh until 11 s and stale until 16 s; it stands in until 31 s if the origin does not answer, and until 20 s if it does.
     let (times, _) = lifetimes().from(1_000, SECOND);
     let cases = [
         (Unstored::OfResource, 0),
@@ -78,7 +78,7 @@ fn a_back_off_extends_no_window_whatever_the_load_has_ended_with() {
 fn early_refresh_becomes_likelier_towards_the_end_of_freshness() {
     let (times, _) = Lifetimes::fresh(SECOND * 10).from(0, SECOND);
     let due = |now, beta, random| times.is_due_early(now, beta, random);
-    // -ln(1/e) is 1: one load time ahead.
+    // With this random number -ln(x) is 1, so the refresh begins one load time ahead.
     let one = (-1.0_f64).exp();
     assert!(!due(8_990, 1.0, one));
     assert!(due(9_001, 1.0, one));

@@ -12,7 +12,7 @@ fn a_short_payload_and_one_that_does_not_shrink_are_left_alone() {
     let noise: Vec<u8> = (0..4096).map(|_| fastrand::u8(..)).collect();
     assert!(Packed::of(&noise, 0).stored().is_none());
     assert!(Packed::of(&[], 0).stored().is_none());
-    // The zeros vanish: a seventh of the payload is enough to be packed, a tenth is not.
+    // The zeros compress to almost nothing: a seventh of the payload is enough for it to be stored compressed, a tenth is not.
     for (zeros, is_packed) in [(4096 / 7, true), (4096 / 10, false)] {
         let part = [&noise[..4096 - zeros], &vec![0; zeros]].concat();
         assert_eq!(Packed::of(&part, 0).stored().is_some(), is_packed, "{zeros}");

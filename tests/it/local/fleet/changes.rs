@@ -1,4 +1,4 @@
-//! The changes that a process makes: of each kind, each after a new version.
+//! The changes that a process makes, of every kind. Each change first makes a new version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,19 +12,19 @@ use super::process::Config;
 use super::truth::{Guards, INSERTED, KEYS, Subject, TAGS, Truth, Value};
 use crate::support::os::wall_ns;
 
-/// One change, from the raised version to its acknowledgement.
+/// One change: when its version was raised, and when it was acknowledged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Change {
     pub(super) kind: String,
     pub(super) process: usize,
-    /// The least that callers may receive once it was acknowledged.
+    /// For each subject, the least version that callers may receive once the change was acknowledged.
     pub(super) claims: Vec<(Subject, u64)>,
     pub(super) began: u64,
     pub(super) acknowledged: u64,
     pub(super) error: Option<String>,
 }
 
-/// Kinds of changes, each as often as it is named.
+/// The kinds of changes. A kind that is named several times is drawn as many times as often.
 const KINDS: [&str; 20] = [
     "invalidate",
     "invalidate",
@@ -48,8 +48,8 @@ const KINDS: [&str; 20] = [
     "invalidate_all",
 ];
 
-/// Whether a key that is inserted may be changed: not before the moment at which an insertion without an answer has run or never
-/// will.
+/// Whether an inserted key may be changed. If an insertion had no answer, it may not, until the moment at which that insertion has run or
+/// never will.
 type Turn = Mutex<u64>;
 
 const LATE_INSERTION: Duration = Duration::from_secs(4);
@@ -62,7 +62,7 @@ pub(super) struct Changer {
     turns: Arc<[Turn; INSERTED]>,
 }
 
-/// Makes changes until there are so many, or until the parent says halt.
+/// Makes changes until there are `most` of them, or until the parent says halt.
 pub(super) async fn make(
     changer: Changer,
     most: usize,
@@ -104,7 +104,7 @@ impl Changer {
                 let done = self.guards.tagged(0).invalidate_all().await;
                 Some(self.made(kind, vec![(Subject::Everything, version)], began, done.err()))
             }
-            // A key of this process's own: even for the one changer, odd for the other.
+            // This key belongs to this process alone: one of the changers has even keys, the other one odd keys.
             _ if kind == "insert" || fastrand::u8(..4) == 0 => {
                 let key = fastrand::usize(..INSERTED / 2) * 2 + self.process % 2;
                 let mut not_before = self.turns[key].lock().await;
@@ -136,9 +136,9 @@ impl Changer {
             }
             _ => {
                 let (truth, before) = (self.truth.clone(), unstored(guard));
-                // A load that is running already counts as this one, so only what it returns is acknowledged.
+                // If a load is running already, this refresh may join it, so only the versions that it returned are acknowledged.
                 let refreshed = guard.load(of).refresh(move |_| truth.load(key)).await;
-                // The tags' versions are not: their changes may be on their way.
+                // The versions of tags are not acknowledged by it, because the change of a tag may be on its way.
                 let mut claimed = |Value { versions, .. }| {
                     claims = versions;
                     claims.retain(|(of, _)| *of == subject);
@@ -146,7 +146,7 @@ impl Changer {
                 let error =
                     refreshed.map(|loaded| claimed(loaded.value)).err().map(|error| error.to_string());
                 if unstored(guard) != before {
-                    // This load may have been one without the store, which keeps its older value.
+                    // This load may have run without the store, which then still has the older value.
                     claims.clear();
                 }
                 error
@@ -168,7 +168,7 @@ impl Changer {
     }
 }
 
-/// How many values of loads were not stored.
+/// How many loaded values were not stored.
 fn unstored(guard: &StampedeGuard) -> u64 {
     let Stats { fail_open_loads, leases_lost, commits_refused, store_errors, .. } = guard.stats();
     fail_open_loads + leases_lost + commits_refused + store_errors

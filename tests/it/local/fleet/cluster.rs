@@ -1,4 +1,4 @@
-//! Slots that move between the masters of a cluster: that of the registry, and those of the keys.
+//! Slots that migrate between the masters of a cluster: the slot of the registry, and those of keys.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::well::{CHANGERS, parts};
 use super::{SLACK, TERM};
 use crate::support::cluster::{Cluster, master_of};
 
-/// How long a change waits for a slot.
+/// How much longer a change may take because a slot migrates.
 const MOVED: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -21,7 +21,7 @@ async fn no_process_gives_an_older_value_while_slots_move() {
     let stage = Stage::start(parts(|_| url.clone()).into_iter().take(6)).await;
     stage.read().await;
     stage.change(&CHANGERS, 2, usize::MAX, 10);
-    // The registry's name has the hash tag of an empty key.
+    // The name of the registry has the hash tag of an empty key.
     let registry = cluster.slot_of("");
     let mut owners = HashMap::new();
     let (began, mut moved) = (Instant::now(), 0);

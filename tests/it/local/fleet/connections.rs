@@ -1,4 +1,4 @@
-//! Connections that the server closes, again and again: messages and answers are lost, and no promise.
+//! The server closes connections again and again: messages and answers are lost, but every promise holds.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::well::{CHANGERS, parts};
 use super::{SLACK, TERM};
 use crate::support::redis_server::RedisServer;
 
-/// For how long connections are closed.
+/// For how long the server closes connections.
 const LASTS: Duration = Duration::from_secs(6);
 
-/// How long a change may wait for connections. One that loses its connection is sent again on the next, which may be closed, too.
+/// How much longer a change may take because of closed connections. It is sent again on the next connection, which may be closed, too.
 const REOPENED: Duration = Duration::from_secs(1);
 
 async fn closes(

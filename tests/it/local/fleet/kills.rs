@@ -1,4 +1,4 @@
-//! A process that is killed never answers again: the first change waits for its right to end, the next one does not.
+//! A process that is killed never acknowledges again: the first change waits until its right has ended, and the next one does not wait.
 
 use std::time::Duration;
 
@@ -18,15 +18,15 @@ async fn the_first_change_waits_one_term_for_a_killed_process_and_the_next_does_
     let mut stage = Stage::start([true, false, true, true, true].map(part)).await;
     stage.read().await;
     let mut changes = Vec::new();
-    // The first one keeps copies, the second does not.
+    // Of these two changers, the first one keeps copies, and the second one does not.
     for (changer, killed) in [(0, 2), (1, 3)] {
         let well = stage.invalidate(changer, 10).await;
         stage.kill(killed);
         let first = stage.invalidate(changer, 11).await;
         assert!(took(&well) <= WELL && took(&first) <= TERM + SLACK, "{:?}, {:?}", took(&well), took(&first));
-        // Its right may have had little left, but the announcer does not know that.
+        // Little may have been left of the killed process's right, but the announcer does not know how much.
         assert!(took(&first) >= TERM / 2, "{:?}", took(&first));
-        // The first one has it removed from the registry, without waiting for that.
+        // The first change makes the store remove the killed process from the registry, and does not wait for that.
         tokio::time::sleep(TERM / 5).await;
         let next = stage.invalidate(changer, 12).await;
         assert!(took(&next) <= WELL, "{:?}", took(&next));

@@ -1,4 +1,4 @@
-//! A server that loses its data, the registry or the log, or is restarted.
+//! A server that loses its data, only the registry or only the log, or that is restarted.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::scratch::Scratch;
 const REGISTRY: &str = "sg1:n:{default:}";
 const LOG: &str = "sg1:a:{default:}";
 
-/// While a server is down, a change waits for it, two seconds at most.
+/// How much longer a change may take while a server is down: it waits for two seconds at most.
 const DOWN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -27,7 +27,7 @@ async fn no_process_gives_an_older_value_after_the_registry_or_the_log_was_lost(
     stage.change(&CHANGERS, 2, usize::MAX, 10);
     let (began, mut lost) = (Instant::now(), 0);
     while began.elapsed() < LASTS {
-        // Sometimes before the registry is mature, sometimes after.
+        // The loss comes before the registry is mature in some rounds, and after that in others.
         sleep(Duration::from_millis(fastrand::u64(30..1_500))).await;
         match lost % 4 {
             0 => server.flush_all(),
@@ -67,7 +67,7 @@ async fn restarts(scene: &'static str, server: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_process_gives_an_older_value_after_a_restart_with_all_data() {
     let files = Scratch::new();
-    // Without fsync the file is written before each answer, which is enough for a process that is killed.
+    // Without fsync, the file is still written before each answer. That is enough, because only the process is killed, not the machine.
     let arguments = ["--appendonly", "yes", "--appendfsync", "no", "--dir", &files.text("")];
     restarts("restarted with its data", &RedisServer::with_args(arguments)).await;
 }
@@ -77,8 +77,8 @@ async fn no_process_gives_an_older_value_after_a_restart_without_data() {
     restarts("restarted without data", &RedisServer::start()).await;
 }
 
-/// The server comes back with the registry and the log of an earlier moment. At that moment two of the processes were no members,
-/// and one was stopped: the older log has its mark, and lacks what was announced until the loss.
+/// The server is set back to a registry and a log of an earlier moment. At that moment two of the processes were no members, and one was
+/// stopped. The older log contains the mark of the stopped process, but not what was announced between that moment and the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_process_gives_an_older_value_a_term_after_the_registry_was_set_back() {
     const STOPPED: usize = 2;
@@ -92,7 +92,7 @@ async fn no_process_gives_an_older_value_a_term_after_the_registry_was_set_back(
     sleep(TERM).await;
     stage.is_served_from_memory(STOPPED).await;
     stage.member(STOPPED).pause();
-    // Otherwise it would read from its socket, when it continues, what was announced after the dump.
+    // Otherwise the stopped process, when it continues, would read from its socket what was announced after the dump.
     server.kill_pubsub();
     let dumps = [REGISTRY, LOG].map(|name| (name, server.run::<Vec<u8>>(&["DUMP", name])));
     for part in late {
@@ -102,7 +102,7 @@ async fn no_process_gives_an_older_value_a_term_after_the_registry_was_set_back(
         stage.is_served_from_memory(process).await;
     }
     sleep(2 * TERM).await;
-    // The file is made by another server, because processes would renew between the start of this one and the change of its keys.
+    // Another server makes the file. On this one, processes would renew between its start and the change of its keys.
     {
         let maker = RedisServer::with_args(["--dir", &files.text("")]);
         for (name, dump) in dumps {
@@ -116,7 +116,7 @@ async fn no_process_gives_an_older_value_a_term_after_the_registry_was_set_back(
     server.start_again();
     stage.member(STOPPED).resume();
     assert!(server.keys().iter().any(|key| key == REGISTRY), "{:?}", server.keys());
-    // Every right was set before the loss, or by the server of now.
+    // By then every right comes from before the loss, or from the server as it is now.
     let loss = Loss::OfRegistry { from, until: from + TERM.as_nanos() as u64 };
     sleep(3 * TERM).await;
     stage.are_served_from_memory().await;

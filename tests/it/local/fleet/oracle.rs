@@ -11,15 +11,16 @@ use super::truth::Subject;
 /// A time in which the server has lost acknowledged writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Loss {
-    /// The registry and the log have lost writes, and no entry came back: what is acknowledged in this time counts from its end on.
+    /// The registry and the log have lost writes, but no removed entry came back: a change that was acknowledged in this time counts from
+    /// the end of the time on.
     OfRegistry { from: u64, until: u64 },
-    /// Entries came back that had been removed: what is acknowledged in this time does not count.
+    /// Removed entries came back: a change that was acknowledged in this time does not count.
     #[cfg_attr(not(feature = "sentinel"), allow(dead_code, reason = "of a failover"))]
     OfEntries { from: u64, until: u64 },
 }
 
 impl Loss {
-    /// From when on an acknowledgement counts.
+    /// From when on a change counts that was acknowledged at this moment; `None` if it never counts.
     fn counts_from(self, acknowledged: u64) -> Option<u64> {
         match self {
             Self::OfRegistry { from, until } if (from..until).contains(&acknowledged) => Some(until),
@@ -29,7 +30,7 @@ impl Loss {
     }
 }
 
-/// The result of a scene.
+/// The result of one scene of the test.
 #[derive(Debug)]
 pub(super) struct Verdict {
     scene: &'static str,
@@ -39,7 +40,7 @@ pub(super) struct Verdict {
     hits: Vec<u64>,
     kinds: BTreeMap<String, (usize, Duration)>,
     refused: Vec<String>,
-    /// Of all kinds but `refresh`, which waits for loads too.
+    /// The time of the slowest change, `refresh` left out, because it also waits for loads.
     slowest: Duration,
     older: Vec<String>,
     failures: Vec<String>,
@@ -98,7 +99,7 @@ pub(super) fn evaluate(
             let newer = of_subject
                 .iter()
                 .filter(|(from, version, _)| *from < received.began && *version > received.version);
-            // The earliest that was missed: it shows how long the older value was served.
+            // Of the changes that this caller missed, the earliest shows for how long the older value was served.
             if let Some((from, version, change)) = newer.min_by_key(|(from, ..)| *from) {
                 let late = Duration::from_nanos(received.began - from);
                 older.push(format!(
@@ -124,7 +125,7 @@ pub(super) fn evaluate(
 }
 
 impl Verdict {
-    /// Promise 16, and that it was put to the test in each process that keeps copies.
+    /// Checks that promise 16 holds, and that it was tested in each process that keeps copies.
     #[track_caller]
     pub(super) fn keeps_the_promise(&self, changes: usize) -> &Self {
         println!("{self}");

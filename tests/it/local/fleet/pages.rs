@@ -1,4 +1,4 @@
-//! A web server per process with the layer and a local tier: a POST at one invalidates the page of the others.
+//! One web server per process, with the layer and a local tier: a POST to one server invalidates the page of all others.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::support::redis_server::RedisServer;
 const PROCESSES: usize = 3;
 const PAGE: usize = 0;
 
-/// One process: a page that shows the version, and a POST that makes a new one.
+/// A process whose page shows the version. A POST makes a new version.
 pub(super) fn serve(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
@@ -97,7 +97,7 @@ async fn a_post_at_one_server_invalidates_the_pages_of_all() {
     let mut slowest = Duration::ZERO;
     for round in 1..=ROUNDS {
         let posted = Instant::now();
-        // Others ask meanwhile: these may receive either version.
+        // Other clients send requests meanwhile, which may receive either version.
         let post = send(http.clone(), "POST", addrs[round % PROCESSES].clone());
         tokio::join!(post, pages());
         slowest = slowest.max(posted.elapsed());

@@ -18,18 +18,18 @@ use crate::support::processes::Child;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Config {
-    /// The server of the guard, and the server of the versions.
+    /// The server that the guard uses, and the server of the versions.
     pub(super) redis: String,
     pub(super) truth: String,
     pub(super) process: usize,
     /// Whether the process keeps copies.
     pub(super) keeps: bool,
     pub(super) callers: usize,
-    /// The store is well, so callers that join a running load count for the oracle.
+    /// The store has no faults, so callers that join a running load count for the oracle, too.
     pub(super) strict: bool,
 }
 
-/// How the callers of a process have fared.
+/// What the callers of a process have seen.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) reads: u64,
@@ -37,14 +37,14 @@ pub(super) struct Report {
     /// How many callers joined a load that was running in their process.
     pub(super) joined: u64,
     pub(super) received: Vec<Received>,
-    /// `None` if the process keeps no copies.
+    /// How many hits came from memory; `None` if the process keeps no copies.
     pub(super) local_hits: Option<u64>,
     pub(super) fail_open: u64,
-    /// How much longer the process has run by the wall clock than by the monotonic clock.
+    /// By how much the wall clock has advanced further than the monotonic clock since the process started.
     pub(super) skew_ns: i64,
 }
 
-/// What the parent asks for now and then.
+/// The counts that the parent asks for during a run.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) local_hits: u64,
@@ -52,7 +52,7 @@ pub(super) struct Counts {
     pub(super) local_lapses: u64,
 }
 
-/// The budgets are long: on a busy machine a late command would make a process load for itself.
+/// A policy with long budgets: on a busy machine a late command would otherwise make a process load for itself.
 pub(super) fn policy(keeps: bool, tag: Option<usize>) -> Policy {
     let builder = Policy::builder()
         .lease(Duration::from_secs(4))
@@ -101,7 +101,7 @@ pub(super) fn play(mut child: Child) -> BoxFuture<'static, ()> {
                     let Stats { local_hits, local_waits, local_lapses, .. } = guards.any().stats();
                     report.event_with("counts", &Counts { local_hits, local_waits, local_lapses });
                 }
-                // So many tasks make so many changes each, with a pause of so many milliseconds.
+                // This many tasks make this many changes each, with pauses of this many milliseconds.
                 ["change", tasks, most, pause] => {
                     halt.store(false, Ordering::SeqCst);
                     let pause = Duration::from_millis(pause.parse().expect("a number"));
@@ -142,8 +142,8 @@ pub(super) fn play(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The wall clock less the time since `began`, in nanoseconds. Read several times, because the process may be put aside between the two
-/// clocks, which makes the difference larger.
+/// The wall clock less the time since `began`, in nanoseconds. It is read several times, because the system may interrupt the process
+/// between the two clocks, which makes the difference larger.
 fn clock_skew(began: Instant) -> i64 {
     let read = || {
         let elapsed = i64::try_from(began.elapsed().as_nanos()).expect("minutes");

@@ -1,4 +1,4 @@
-//! The callers of a process: each asks again and again, and notes when it began and what it received.
+//! The callers of a process: each calls again and again, and notes when the call began and what it received.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use super::process::{Config, Report};
 use super::truth::{Guards, KEYS, Subject, Truth, Value};
 use crate::support::os::wall_ns;
 
-/// The latest caller that received a version, of those that count for the oracle: an earlier one that received the same can not be
-/// wrong if this one is right.
+/// For a version, the latest call that received it, of the calls that count for the oracle. If that call was right, all earlier calls that
+/// received the same version were right, too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Received {
     pub(super) subject: Subject,
     pub(super) version: u64,
     pub(super) began: u64,
-    /// For the text of a failure: the key, the call, the process that had loaded the value, and when that load ended.
+    /// The key, the call, the process that had loaded the value, and when that load ended: for the message of a failing test.
     pub(super) key: usize,
     pub(super) call: String,
     pub(super) by: usize,
     pub(super) ended: u64,
 }
 
-/// The calls that read, in turn.
+/// The kinds of calls that read. A task uses them in turn.
 const CALLS: [&str; 6] =
     ["get_or_load", "load, get_shared", "get_or_load", "get", "get_or_load", "get_shared"];
 
@@ -42,15 +42,15 @@ pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc
     let mut read = Read::default();
     while !over.load(Ordering::SeqCst) {
         for call in [fastrand::usize(..CALLS.len()), fastrand::usize(..CALLS.len())].map(|at| CALLS[at]) {
-            // Half of the calls are for a quarter of the keys.
+            // Half of the calls are for a quarter of the keys, so that many of them meet a change.
             let key = fastrand::usize(..KEYS);
             let key = if fastrand::bool() { key - key % 4 } else { key };
             let began = wall_ns();
             let value = ask(&guards, &truth, call, key).await;
             read.reads += 1;
             match value {
-                // A load without the store is not notified of changes that other processes make meanwhile, and callers that join it are
-                // sent its value (docs/decisions/005-who-may-have-a-value.md).
+                // A load without the store is not notified of changes by other processes, and callers that join it receive its value
+                // (docs/decisions/005-who-may-have-a-value.md), so they do not count for the oracle.
                 Ok(Some(value)) if !config.strict && value.by == config.process && began < value.ended => {
                     read.joined += 1;
                 }
@@ -74,7 +74,7 @@ async fn ask(guards: &Guards, truth: &Truth, call: &str, key: usize) -> Result<O
             let value = guard.load(of).get_shared(move |_| load()).await;
             value.map(|loaded| Some(Value::clone(&loaded.value))).map_err(|error| error.to_string())
         }
-        // A store that does not answer is no failure here: these calls have nothing to give then.
+        // Without an answer from the store, these calls return nothing, which is no failure here.
         "get" => Ok(guard.get(of).await.unwrap_or(None)),
         _ => Ok(guard.get_shared::<Value>(of).await.unwrap_or(None).map(|value| Value::clone(&value))),
     }

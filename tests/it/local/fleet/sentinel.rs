@@ -13,13 +13,13 @@ use crate::support::probe::eventually;
 use crate::support::redis_server::RedisServer;
 use crate::support::sentinels::Sentinels;
 
-/// By when a replica has what its primary has acknowledged.
+/// Within this time a replica has what its primary has acknowledged.
 const REPLICATED: Duration = Duration::from_millis(200);
-/// How long a change waits for the next primary.
+/// How much longer a change may take until there is a new primary.
 const REACHED: Duration = Duration::from_secs(2);
 const SOON: Duration = Duration::from_secs(60);
 
-/// How many connections of the fleet a server has; `None` while it closes all connections because its role changes.
+/// How many connections of the fleet a server has. `None` while it closes all connections because its role changes.
 fn of_fleet(server: &RedisServer) -> Option<usize> {
     let mut connection = server.client().get_connection().ok()?;
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).ok()?;

@@ -1,4 +1,4 @@
-//! A process that is stopped or cut off: a change waits for it, one term at most, and after that it serves nothing older.
+//! A process is stopped or cut off: a change waits for it, for at most one term, and after that the process serves nothing older.
 
 use tokio::time::sleep;
 
@@ -8,7 +8,7 @@ use super::{SLACK, TERM};
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis_server::RedisServer;
 
-/// How long a process is silent.
+/// For how many terms a process is silent.
 const SILENT: u32 = 3;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,7 +36,7 @@ async fn a_change_waits_one_term_for_a_stopped_process_that_serves_nothing_older
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_waits_one_term_for_a_process_that_is_cut_off_and_serves_nothing_older() {
-    /// The processes that are behind a proxy, and how their network is ill.
+    /// The processes that are behind a proxy, and the fault of each one's network.
     const ILL: [(usize, Mode); 4] = [
         (2, Mode::BlackHole),
         (3, Mode::NoReplies),

@@ -1,4 +1,4 @@
-//! The parent's side: starts the processes of a fleet, has them read and change, and collects their reports.
+//! The parent's side: it starts the processes of a fleet, makes them read and change, and collects their reports.
 
 use tokio::sync::MutexGuard;
 use tokio::time::{Instant, sleep};
@@ -24,7 +24,7 @@ struct Process {
     killed: bool,
 }
 
-/// How a process takes part.
+/// What a process is to do.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) redis: String,
@@ -34,7 +34,7 @@ pub(super) struct Part {
 }
 
 impl Stage {
-    /// One process for each part; returns when all are connected.
+    /// Starts one process for each part. Returns when all are connected.
     pub(super) async fn start(parts: impl IntoIterator<Item = Part>) -> Self {
         let one_fleet = ONE_FLEET.lock().await;
         let mut stage = Self { processes: Vec::new(), truth: RedisServer::start(), _one_fleet: one_fleet };
@@ -67,7 +67,7 @@ impl Stage {
         self.processes.iter().enumerate().filter(move |(_, process)| keeps(process)).map(|(number, _)| number)
     }
 
-    /// Has all callers of all processes ask, and returns when each process is served from memory and the registry is mature.
+    /// Makes all callers of all processes read. Returns when each process is served from memory and the registry is mature.
     pub(super) async fn read(&self) {
         for process in &self.processes {
             process.fleet.member(0).send("read");
@@ -76,7 +76,7 @@ impl Stage {
         sleep(3 * TERM).await;
     }
 
-    /// Waits for further hits from memory in each process.
+    /// Waits until each process with copies has had further hits from memory.
     pub(super) async fn are_served_from_memory(&self) {
         for process in self.with_copies() {
             self.is_served_from_memory(process).await;
@@ -97,21 +97,21 @@ impl Stage {
         serde_json::from_value(counts).expect("counts")
     }
 
-    /// Has processes make changes: so many at once in each, each task so many, with a pause in between.
+    /// Makes processes change keys: in each of them `tasks` tasks at once, each `most` times, with a pause after each change.
     pub(super) fn change(&self, processes: &[usize], tasks: usize, most: usize, pause_ms: u64) {
         for process in processes {
             self.member(*process).send(&format!("change {tasks} {most} {pause_ms}"));
         }
     }
 
-    /// Ends the changes, except that tasks with a number of changes make all of them.
+    /// Ends the changes, but a task with a given number of changes makes all of them.
     pub(super) fn halt(&self, processes: &[usize]) {
         for process in processes {
             self.member(*process).send("halt");
         }
     }
 
-    /// The changes that these processes have made, when they have made them.
+    /// Waits until these processes have made their changes, and returns them.
     pub(super) async fn changed(&self, processes: &[usize]) -> Vec<Change> {
         let mut all = Vec::new();
         for process in processes {
@@ -124,7 +124,7 @@ impl Stage {
         all
     }
 
-    /// One invalidation.
+    /// Makes one process invalidate this key.
     pub(super) async fn invalidate(&self, process: usize, key: usize) -> Change {
         self.member(process).send(&format!("invalidate {key}"));
         let made = self.member(process).wait_event("invalidated").await;
@@ -138,7 +138,7 @@ impl Stage {
         self.member(process).kill();
     }
 
-    /// Ends the fleet and judges.
+    /// Ends the fleet, and judges what its processes report.
     pub(super) async fn evaluate(self, scene: &'static str, changes: &[Change], losses: &[Loss]) -> Verdict {
         let mut reports = Vec::new();
         for process in self.processes.iter().filter(|process| !process.killed) {

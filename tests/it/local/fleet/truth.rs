@@ -1,4 +1,4 @@
-//! The versions of all keys and tags, on a server that stays well, and the values that loads make of them.
+//! The versions of all keys and tags, on a server without faults, and the values that loads make of these versions.
 
 use redis::aio::MultiplexedConnection;
 use serde::{Deserialize, Serialize};
@@ -8,16 +8,16 @@ use super::process::Config;
 use crate::support::os::wall_ns;
 use crate::support::redis_server::plain_connection;
 
-/// Keys without a tag. The first ones are inserted as well, each by one process and by one call at a time: a late insertion of an
-/// older value would be the application's fault.
+/// The number of keys without a tag. The first of them are inserted, too, each by one process and in one call at a time: otherwise a late
+/// insertion of an older value would be the fault of the application.
 pub(super) const PLAIN: usize = 16;
 pub(super) const INSERTED: usize = 8;
-/// Keys with one of the tags, and with the tag of everything.
+/// The number of keys that have one of the tags, and the tag of everything.
 const TAGGED: usize = 16;
 pub(super) const KEYS: usize = PLAIN + TAGGED;
 pub(super) const TAGS: usize = 4;
 
-/// What has a version.
+/// A key or a tag: each has a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum Subject {
     Key(usize),
@@ -25,7 +25,7 @@ pub(super) enum Subject {
     Everything,
 }
 
-/// A value: the versions from the beginning of its load, and where and when that load ended.
+/// A value: the versions at the beginning of its load, and where and when that load ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Value {
     pub(super) versions: Vec<(Subject, u64)>,
@@ -33,7 +33,7 @@ pub(super) struct Value {
     pub(super) ended: u64,
 }
 
-/// One process's view of the versions.
+/// One process's access to the versions.
 #[derive(Clone)]
 pub(super) struct Truth {
     connection: MultiplexedConnection,
@@ -46,13 +46,13 @@ impl Truth {
         Self { connection: plain_connection(&client).await, process: config.process }
     }
 
-    /// Makes the next version of a subject.
+    /// Raises the version of a subject, and returns the new one.
     pub(super) async fn raise(&self, subject: Subject) -> u64 {
         let mut connection = self.connection.clone();
         redis::cmd("INCR").arg(name(subject)).query_async(&mut connection).await.expect("the truth is well")
     }
 
-    /// The value of a key, from its versions now.
+    /// The value of a key, made from the versions of this moment.
     pub(super) async fn value(&self, key: usize) -> Value {
         let subjects = subjects(key);
         let mut cmd = redis::cmd("MGET");
@@ -66,7 +66,7 @@ impl Truth {
         Value { versions, by: self.process, ended: wall_ns() }
     }
 
-    /// The loader of a key. It takes a moment after it has read the versions, in which they may change.
+    /// The loader of a key. After it has read the versions, it takes a moment, in which they may change.
     pub(super) async fn load(self, key: usize) -> Result<Value, String> {
         let value = self.value(key).await;
         tokio::time::sleep(std::time::Duration::from_micros(fastrand::u64(..3_000))).await;
@@ -93,7 +93,7 @@ fn subjects(key: usize) -> Vec<Subject> {
     of_key.into_iter().chain(of_tag.into_iter().flatten()).collect()
 }
 
-/// One guard with the policies of all keys.
+/// The guard of one process, under the policies of all keys.
 #[derive(Clone)]
 pub(super) struct Guards {
     plain: StampedeGuard,
@@ -101,7 +101,7 @@ pub(super) struct Guards {
 }
 
 impl Guards {
-    /// `policy` makes the policy for values with this tag.
+    /// `policy` returns the policy for values with this tag, or without a tag.
     pub(super) fn new(plain: StampedeGuard, policy: impl Fn(Option<usize>) -> Policy) -> Self {
         let tagged = (0..TAGS).map(|tag| plain.with_policy(policy(Some(tag)))).collect();
         Self { plain, tagged }
@@ -111,7 +111,7 @@ impl Guards {
         &self.plain
     }
 
-    /// The guard for the values with a tag.
+    /// The guard under the policy for values with this tag.
     pub(super) fn tagged(&self, tag: usize) -> &StampedeGuard {
         &self.tagged[tag]
     }

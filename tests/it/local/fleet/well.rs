@@ -1,4 +1,4 @@
-//! Nothing is wrong: eight processes, two of which make changes, one of these without copies.
+//! A fleet without faults: eight processes, two of which make changes. One of these two keeps no copies.
 
 use super::WELL;
 use super::stage::{Part, Stage};
@@ -7,10 +7,10 @@ use crate::support::redis_server::RedisServer;
 pub(super) const PROCESSES: usize = 8;
 const CALLERS: usize = 25;
 
-/// The processes that make changes. The second one keeps no copies.
+/// The processes that make changes. The second one has no copies.
 pub(super) const CHANGERS: [usize; 2] = [0, 1];
 
-/// The parts of eight processes, by their URLs.
+/// The parts that eight processes have, with the URL of each one's server.
 pub(super) fn parts(url: impl Fn(usize) -> String) -> Vec<Part> {
     let part = |process| Part {
         redis: url(process),

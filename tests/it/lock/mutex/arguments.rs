@@ -1,15 +1,15 @@
-//! Times to live: which are accepted, and that no failure leaves a key without one.
+//! Times to live: which are accepted, and that no failure leaves a key without a TTL.
 
 use super::*;
 
-/// S0.3: in milliseconds.
+/// S0.3: the server receives the TTL in milliseconds.
 #[tokio::test]
 async fn the_server_keeps_the_time_to_live() {
     let server = RedisServer::start();
     let locks = node(&server).await;
     let a = with(&locks, |builder| builder.ttl(ms(1_500)));
     let mut most = 0;
-    // Part of the TTL passes before PTTL reads it: much on a busy machine, but not in every round.
+    // Part of the TTL passes before PTTL reads it. On a busy machine that may be much, but not in every round.
     for _ in 0..10 {
         let mut guard = locked(&a).await;
         let left = pttl(&server, a.key());
@@ -20,7 +20,7 @@ async fn the_server_keeps_the_time_to_live() {
     assert!(most >= 1_300, "{most}");
 }
 
-/// S1.2: the flaw of a default that is in the README and not in the code.
+/// S1.2: it would be a flaw if the default were only in the README, and not in the code.
 #[tokio::test]
 async fn the_default_ttl_is_sixty_seconds() {
     let server = RedisServer::start();
@@ -31,7 +31,7 @@ async fn the_default_ttl_is_sixty_seconds() {
     assert!((50_000..=60_000).contains(&left), "{left}");
 }
 
-/// S1.3: only `non_expiring` omits it.
+/// S1.3: every key has a TTL, unless the mutex was made with `non_expiring`.
 #[tokio::test]
 async fn only_a_non_expiring_mutex_has_no_ttl() {
     let server = RedisServer::start();
@@ -47,8 +47,7 @@ async fn only_a_non_expiring_mutex_has_no_ttl() {
     assert!(pttl(&server, a.key()) > 0, "the next one's is its own");
 }
 
-/// S0.4, S1.4: the flaws of half a second, which failed after the key was set, and of less than a millisecond, which
-/// was cut to zero.
+/// S0.4, S1.4: there were two flaws: half a second failed after the key was set, and less than a millisecond was rounded down to zero.
 #[tokio::test]
 async fn a_ttl_may_be_a_fraction_and_zero_is_refused_before_any_command() {
     let server = RedisServer::start();
@@ -76,7 +75,7 @@ async fn a_ttl_may_be_a_fraction_and_zero_is_refused_before_any_command() {
     assert!((1..=500).contains(&most), "{most}");
 }
 
-/// S0.20: the flaw of one setting for both.
+/// S0.20: it would be a flaw to have one setting for both.
 #[tokio::test]
 async fn the_acquire_timeout_is_not_the_ttl() {
     let server = RedisServer::start();
@@ -90,8 +89,8 @@ async fn the_acquire_timeout_is_not_the_ttl() {
     assert!(guard.is_owned().await.expect("asks"));
 }
 
-/// S0.24, S0.4: a script that fails is not rolled back. Random names, times and options, on keys that are free, held
-/// or of a foreign type: whatever the answer, no key is left without a TTL.
+/// S0.24, S0.4: the changes of a script that fails are not undone. Random names, times and options are used on keys that are free, held or
+/// of a foreign type: whatever the answer, no key is left without a TTL.
 #[tokio::test]
 async fn no_call_leaves_a_key_without_a_ttl() {
     const CALLS: usize = 600;
@@ -124,13 +123,13 @@ async fn no_call_leaves_a_key_without_a_ttl() {
             continue;
         };
         if random.u8(..8) == 0 {
-            // Foreign data instead of the lock, its queue or its fence, of a type that no script expects.
+            // Foreign data, of a type that no script expects, takes the key of the lock, of its queue or of its fence.
             let tag = mutex
                 .key()
                 .strip_prefix("sg1:m:")
                 .map_or_else(|| format!("{{{}}}", mutex.key()), str::to_owned);
             let key = [mutex.key().to_owned(), format!("sg1:mq:{tag}"), format!("sg1:mf:{tag}")];
-            // Only where the key does not exist: short names collide.
+            // The data is only written if the key does not exist, because short names collide.
             let put = "if redis.call('EXISTS', KEYS[1]) == 0 then
                 redis.call('SADD', KEYS[1], 'x')
                 redis.call('PEXPIRE', KEYS[1], 60000)

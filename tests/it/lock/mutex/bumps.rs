@@ -1,4 +1,4 @@
-//! `MutexGuard::bump`: each waiter gets a turn, with one command; and there is one holder even if the answer is lost.
+//! `MutexGuard::bump`: each waiter gets a turn, by one command; and there is only one holder even if the answer is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use super::*;
 use crate::support::monitor::Monitor;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Three processes take turns, each with one command and a greater fence.
+/// Three processes take turns. Each turn is one command, and has a greater fence than the one before.
 #[tokio::test]
 async fn bumping_holders_take_turns() {
     const TURNS: usize = 50;
@@ -42,7 +42,7 @@ async fn bumping_holders_take_turns() {
         worker.await.expect("joined");
     }
     let sent = monitor.finish();
-    // Three locks that queue, the holder's release, and one command for each turn.
+    // The commands are those of three locks that queue, of the holder's release, and one for each turn.
     assert_eq!(sent.of("evalsha"), 3 + 1 + 3 * TURNS, "{sent:#?}");
     free(&server, AT_ONCE).await;
 }
@@ -60,7 +60,7 @@ async fn a_bump_with_a_lost_answer_has_one_position() {
     let other = node(&server).await;
     for locks in [&locks, &other] {
         warm(locks).await;
-        // The server also has to know the script of a bump.
+        // The server must also know the script of a bump.
         let mut guard = locked(&mutex(locks)).await;
         assert!(guard.bump().await.expect("asks") && guard.unlock().await.expect("asks"));
     }

@@ -1,11 +1,11 @@
-//! A waiter that leaves gives up its position in the queue, and a grant on its way to it is not lost.
+//! A waiter that leaves gives up its position in the queue, and a grant that is on its way to it is passed on.
 
 use redis::aio::MultiplexedConnection;
 
 use super::*;
 use crate::support::probe::DropAt;
 
-/// As [`queued`], but on one connection: a thousand rounds ask a few times each.
+/// Like [`queued`], but on an open connection: each of a thousand rounds asks a few times.
 async fn queued_on(conn: &mut MultiplexedConnection, waiters: usize) {
     let reached = async {
         let mut length = redis::cmd("LLEN");
@@ -17,8 +17,8 @@ async fn queued_on(conn: &mut MultiplexedConnection, waiters: usize) {
     tokio::time::timeout(SOON, reached).await.unwrap_or_else(|_| panic!("{waiters} should wait"));
 }
 
-/// A thousand times, a waiter with another one behind it is dropped at about the moment of the release that grants it
-/// the mutex: no grant is lost. A lost grant would block the mutex for a minute.
+/// A thousand times, a waiter with another one behind it is dropped at about the moment of the release that grants it the mutex. No grant
+/// is lost: a lost one would block the mutex for a minute.
 #[tokio::test]
 async fn a_thousand_dropped_waiters_lose_no_grant() {
     const ROUNDS: usize = 1_000;
@@ -35,13 +35,13 @@ async fn a_thousand_dropped_waiters_lose_no_grant() {
         let started = Instant::now();
         let unlock = async { holder.unlock().await.expect("asks") };
         let leave = async {
-            // The exchange takes about half a millisecond, mostly within a few yields of this thread; several times as
-            // long on a busy machine.
+            // The exchange takes about half a millisecond, mostly within a few yields of this thread, and several times as long on a busy
+            // machine.
             for _ in 0..fastrand::usize(..30) << fastrand::u8(..4) {
                 tokio::task::yield_now().await;
             }
             leaves.abort();
-            // This drops the guard, if it was granted already.
+            // If the mutex was granted already, this drops its guard.
             leaves.await.is_ok_and(|granted| granted.is_ok())
         };
         let (unlocked, had_it) = tokio::join!(unlock, leave);
@@ -59,8 +59,8 @@ async fn a_thousand_dropped_waiters_lose_no_grant() {
     free(&server, AT_ONCE).await;
 }
 
-/// In each of three processes some waiters wait without limit, and as many give up at random: the former are all
-/// served, and at the end the mutex is free.
+/// In each of three processes, some waiters wait without a limit, and as many give up at random. All of the former are served, and at the
+/// end the mutex is free.
 #[tokio::test]
 async fn waiters_that_give_up_at_random_leave_the_others_alone() {
     const TIMES: usize = 40;
@@ -105,7 +105,7 @@ async fn waiters_that_give_up_at_random_leave_the_others_alone() {
     free(&server, AT_ONCE).await;
 }
 
-/// A waiter that leaves while the mutex is held gives up its position: it would be in the way of the next release, and
+/// A waiter that leaves while the mutex is held gives up its position. Otherwise the position would be in the way of the next release, and
 /// stay as long as the queue.
 #[tokio::test]
 async fn a_waiter_that_leaves_gives_up_its_position() {
@@ -122,8 +122,7 @@ async fn a_waiter_that_leaves_gives_up_its_position() {
     queued(&server, 0).await;
 }
 
-/// The drop matrix: an acquisition is dropped at each of its await points, of a free mutex, of a held one, and before
-/// the node has connected.
+/// The drop matrix: an acquisition is dropped at each of its await points. The mutex is free, or held, or the node has not connected yet.
 #[tokio::test]
 async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {
     for (busy, cold) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -155,8 +154,8 @@ async fn an_acquisition_dropped_at_any_await_point_loses_nothing() {
     }
 }
 
-/// `StampedeGuard::shutdown` waits for the release of a mutex that was dropped just before: a mutex without a TTL
-/// would stay locked for ever.
+/// A mutex is dropped just before `StampedeGuard::shutdown`, which waits for its release: a mutex without a TTL would otherwise stay locked
+/// for ever.
 #[tokio::test]
 async fn a_mutex_dropped_just_before_its_guards_shutdown_is_released() {
     let server = RedisServer::start();

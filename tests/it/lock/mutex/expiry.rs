@@ -1,18 +1,18 @@
-//! A holder that has died costs the waiters the rest of its TTL, however it ended, and whatever happened to the
-//! messages, the queue and the server's own expiry.
+//! A holder that has died costs the waiters the rest of its TTL, in whatever way it died, and whatever happened to the messages, the queue
+//! and the server's own expiry.
 
 use stampede_guard::lock::Waiting;
 
 use super::*;
 use crate::support::processes::Fleet;
 
-/// Sets the key of a holder that has died.
+/// Sets the key that a dead holder has left.
 fn left_behind(server: &RedisServer, ttl: Duration) {
     let token = format!("{}:{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
     server.run::<()>(&["SET", "sg1:m:{default:m}", &token, "PX", &ttl.as_millis().to_string()]);
 }
 
-/// S0.11: the holder is killed by SIGKILL, with a TTL of three seconds; with and without automatic renewal.
+/// S0.11: a holder with a TTL of three seconds is killed by SIGKILL, with and without automatic renewal.
 #[tokio::test]
 async fn a_killed_holder_costs_its_time_to_live() {
     let lanes = ["lock 3000", "renewed 3000"].map(|command| async move {
@@ -35,8 +35,8 @@ async fn a_killed_holder_costs_its_time_to_live() {
     futures_util::future::join_all(lanes).await;
 }
 
-/// S0.12: the flaw of waiting for an `expired` event, which comes when the server gets to deleting the key: up to half
-/// a minute late among other keys, and more than a minute late among 200,000. A timer runs beside every wait.
+/// S0.12: it would be a flaw to wait for an `expired` event, which comes when the server gets to deleting the key: up to half a minute late
+/// among other keys, and more than a minute late among 200,000. So a timer runs beside every wait.
 #[tokio::test]
 async fn a_server_full_of_other_keys_delays_nothing() {
     let server = RedisServer::start();
@@ -57,9 +57,9 @@ async fn a_server_full_of_other_keys_delays_nothing() {
     }
 }
 
-/// S0.13: the flaw of waiting for ever where the server announces nothing: FLUSHDB and FLUSHALL delete the queue too,
-/// SWAPDB and RENAME move the key alone, and eviction deletes the key as DEL does. Every waiter acquires the mutex, at
-/// the latest when the TTL that it knew of ends.
+/// S0.13: it would be a flaw to wait for ever where the server announces nothing: FLUSHDB and FLUSHALL also delete the queue, SWAPDB and
+/// RENAME move only the key, and eviction deletes the key as DEL does. Every waiter acquires the mutex, at the latest when the TTL that it
+/// knew of ends.
 #[tokio::test]
 async fn waiters_acquire_whatever_happens_to_the_key() {
     let key = "sg1:m:{default:m}";
@@ -81,13 +81,13 @@ async fn waiters_acquire_whatever_happens_to_the_key() {
         server.run::<()>(way);
         visited(visitors).await;
         let took = started.elapsed();
-        // Each of them may have to find out by its own timer, with its jitter.
+        // Each of the waiters may have to notice it by its own timer, which has jitter.
         assert!(took <= ms(3 * 3_000), "{way:?}: {took:?}");
     });
     futures_util::future::join_all(lanes).await;
 }
 
-/// The same with a server that restarts empty: the waiters outlive it, and acquire the mutex one after the other.
+/// The server restarts empty: the waiters outlive that, and acquire the mutex one after the other.
 #[tokio::test]
 async fn waiters_outlive_a_restart_of_the_server() {
     let server = RedisServer::start();
@@ -102,8 +102,8 @@ async fn waiters_outlive_a_restart_of_the_server() {
     assert!(!holder.unlock().await.expect("asks"));
 }
 
-/// S0.7 with a real pause: a holder that is stopped for longer than its TTL learns of its loss when it resumes, and
-/// its unlock leaves the next holder's lock alone.
+/// S0.7 with a real pause: a holder that was stopped for longer than its TTL notices its loss when it resumes, and its unlock leaves the
+/// next holder's lock alone.
 #[tokio::test]
 async fn a_paused_holder_leaves_the_next_holder_alone() {
     let server = RedisServer::start();
@@ -123,8 +123,8 @@ async fn a_paused_holder_leaves_the_next_holder_alone() {
     }
 }
 
-/// S1.25: `expired` replaces a timer around the work. It resolves before the server lets another client in, by at most
-/// 1 % and some milliseconds.
+/// S1.25: `expired` can be used instead of a timer around the work. It resolves before the server lets another client in, by at most 1 %
+/// and some milliseconds.
 #[tokio::test]
 async fn a_holder_knows_when_its_time_is_over() {
     let server = RedisServer::start();

@@ -6,7 +6,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use super::*;
 
-/// One connection for messages and one for commands; either may be reconnecting at any moment.
+/// Checks that the node has one connection for messages and one for commands. Either may be reconnecting at any moment, so this waits.
 async fn on_two_connections(server: &RedisServer) {
     eventually_eq("there are two connections", SOON, (1, 2), async || {
         (server.pubsub_clients(), server.client_count())
@@ -14,7 +14,7 @@ async fn on_two_connections(server: &RedisServer) {
     .await;
 }
 
-/// Twenty waiters in four processes, each queued behind the one before.
+/// Twenty waiters of four processes, each of which queues after the one before, are served in this order.
 #[tokio::test]
 async fn waiters_are_served_in_order() {
     let server = RedisServer::start();
@@ -50,7 +50,7 @@ async fn no_client_overtakes_the_queue() {
     let mut holder = locked(&mutex(&one)).await;
     let next = waiter(&other);
     queued(&server, 1).await;
-    // Another program deletes the key: the waiter does not know of it yet, and is served all the same.
+    // Another program deletes the key. The waiter has not noticed that, but is served before any other client.
     server.run::<()>(&["DEL", "sg1:m:{default:m}"]);
     assert!(mutex(&one).try_lock().await.expect("asks").is_none());
     let (next, took) = granted(next).await;
@@ -58,7 +58,7 @@ async fn no_client_overtakes_the_queue() {
     assert!(!holder.unlock().await.expect("asks"));
 }
 
-/// `guard.locks()` uses the guard's connections and its namespace.
+/// `guard.locks()` uses the connections and the namespace of the guard.
 #[tokio::test]
 async fn the_locks_of_a_guard_share_its_connections() {
     let server = RedisServer::start();
@@ -80,8 +80,8 @@ async fn the_locks_of_a_guard_share_its_connections() {
     assert!(other.try_lock().await.expect("asks").is_some(), "another namespace is another lock");
 }
 
-/// S0.17: the flaw of a connection for each waiter, where the sixth waiter of a process got a pool's error. 500
-/// waiters of one process share its two connections, and each acquires the mutex.
+/// S0.17: it would be a flaw to use a connection per waiter, so that the sixth waiter of a process gets a pool's error. Here 500 waiters of
+/// one process share its two connections, and each acquires the mutex.
 #[tokio::test]
 async fn five_hundred_waiters_share_one_subscription() {
     let server = RedisServer::start();
@@ -106,8 +106,7 @@ async fn five_hundred_waiters_share_one_subscription() {
     for waiter in waiters {
         attempts += waiter.await.expect("acquired");
     }
-    // Each waiter asks once and is granted the mutex once. If the server paused, it asks once more for each renewed
-    // subscription.
+    // Each waiter asks once and is granted the mutex once. If the server stalled, it asks once more for each subscription that was renewed.
     let anew = (commands(&server, "subscribe") - before) as u64;
     assert!((500..=500 + 500 * anew).contains(&(attempts as u64)), "{attempts}, {anew} made anew");
     on_two_connections(&server).await;

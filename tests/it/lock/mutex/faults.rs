@@ -1,4 +1,4 @@
-//! Connections that break, hang or lose messages while a client waits or holds.
+//! Connections that break, hang or lose messages while a client waits for a mutex or holds it.
 
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
@@ -13,8 +13,8 @@ async fn proxied(server: &RedisServer) -> (Proxy, Locks) {
     (proxy, locks)
 }
 
-/// S0.14: the flaw of fire-and-forget messages. The subscription is cut, and the mutex is unlocked before the node has
-/// subscribed again. A waiter that missed this would ask when the holder's TTL ends, in a minute.
+/// S0.14: it would be a flaw to rely on messages, which may be lost. The subscription is cut, and the mutex is unlocked before the node has
+/// subscribed again. A waiter that did not notice this would ask only when the holder's TTL ends, in a minute.
 #[tokio::test]
 async fn a_release_while_unsubscribed_is_found() {
     let server = RedisServer::start();
@@ -26,8 +26,8 @@ async fn a_release_while_unsubscribed_is_found() {
         let next = waiter(&other);
         queued(&server, 1).await;
         assert_eq!(server.kill_pubsub(), 2);
-        // At once; while the waiter asks whether it missed a message; and after its answer, when no message reaches it
-        // until it has subscribed again.
+        // The mutex is unlocked at once; or while the waiter asks whether it missed a message; or after it was answered, when no message
+        // reaches it until it has subscribed again.
         tokio::time::sleep(ms(round % 3 * 5)).await;
         assert!(holder.unlock().await.expect("asks"));
         let (mut next, after) = granted(next).await;
@@ -36,12 +36,12 @@ async fn a_release_while_unsubscribed_is_found() {
     }
     took.sort();
     println!("median {:?}, worst {:?}", took[4], took[8]);
-    // The first cut of a connection is repaired in some milliseconds, a repeated cut after a pause of up to 500 ms.
+    // The first cut of a connection is repaired within some milliseconds, and a repeated cut after a pause of up to 500 ms.
     assert!(took[8] < AT_ONCE, "{took:?}");
 }
 
-/// A subscription's connection dies without a sign: the server still counts it as a subscriber. Commands go on, a ping
-/// finds the connection dead, and the waiter finds the grant that was sent into it.
+/// The connection of a subscription dies without a sign, so the server still counts it as a subscriber. Commands continue, a ping shows
+/// that the connection is dead, and the waiter finds the grant that was sent into it.
 #[tokio::test]
 async fn a_grant_into_a_half_open_inbox_is_found() {
     let server = RedisServer::start();
@@ -59,8 +59,8 @@ async fn a_grant_into_a_half_open_inbox_is_found() {
     assert!(retried(async || next.is_owned().await).await);
 }
 
-/// All connections of a waiter's process die without a sign, and the server grants it the mutex. The waiter acquires
-/// it or gets a store error: it does not hang, and the mutex is not lost for other clients.
+/// All connections of a waiter's process die without a sign, and the server grants it the mutex. The waiter acquires it or receives a store
+/// error: it does not hang, and other clients can get the mutex.
 #[tokio::test]
 async fn a_grant_into_a_dead_host_is_not_lost() {
     let server = RedisServer::start();
@@ -79,7 +79,7 @@ async fn a_grant_into_a_dead_host_is_not_lost() {
     free(&server, SOON).await;
 }
 
-/// A node without the right to subscribe hears nothing: its waiter asks twice a second, and acquires the mutex.
+/// A node without the right to subscribe receives no messages. Its waiter asks twice a second, and acquires the mutex.
 #[tokio::test]
 async fn without_the_right_to_subscribe_a_waiter_asks_twice_a_second() {
     let server = RedisServer::start();
@@ -139,8 +139,7 @@ async fn a_failed_unlock_can_be_repeated() {
     drop(locked(&a).await);
 }
 
-/// S1.17: an unlock with a lost answer was done all the same. Called again, it returns false, and no other holder's
-/// lock is touched.
+/// S1.17: an unlock whose answer is lost has run all the same. Called again, it returns false, and does not touch another holder's lock.
 #[tokio::test]
 async fn repeating_an_unlock_with_a_lost_answer_does_no_harm() {
     let server = RedisServer::start();
@@ -159,8 +158,8 @@ async fn repeating_an_unlock_with_a_lost_answer_does_no_harm() {
     assert!(next.unlock().await.expect("asks"));
 }
 
-/// A renewing holder outlives a cut connection. If the server hangs for longer than the TTL, the holder knows that its
-/// lock may be lost before another client can acquire it.
+/// A holder that renews survives a cut connection. If the server hangs for longer than the TTL, the holder knows that its lock may be lost
+/// before another client can acquire it.
 #[tokio::test]
 async fn a_renewed_holder_outlives_a_cut_and_knows_of_a_pause() {
     let server = RedisServer::start();
@@ -180,8 +179,8 @@ async fn a_renewed_holder_outlives_a_cut_and_knows_of_a_pause() {
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
 }
 
-/// Other programs can publish to a node's channel. A node that receives a grant for which no caller waits gives it
-/// back, but only if the token is its own.
+/// Other programs can publish to a node's channel. A node that receives a grant for which no caller waits releases it, but only if the
+/// token is its own.
 #[tokio::test]
 async fn a_forged_grant_frees_no_other_nodes_mutex() {
     let server = RedisServer::start();

@@ -1,8 +1,8 @@
-//! Programs in other languages that lock with `SET key token NX PX`, and release by comparing and deleting.
+//! Other programs that lock with `SET key token NX PX`, and release by a compare-and-delete.
 
 use super::*;
 
-/// The script by which such a program releases.
+/// The script by which such a program releases its lock.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
 
@@ -26,15 +26,15 @@ fn foreign_unlock(server: &RedisServer, token: &str) -> bool {
     server.run(&["EVAL", COMPARE_AND_DELETE, "1", "lock:m", token])
 }
 
-/// Another program's lock excludes ours: it is reported as held, a failed attempt does not release it, and after its
-/// end the mutex can be acquired.
+/// Another program's lock excludes ours: it is reported as held, a failed attempt does not release it, and after it has ended, the mutex
+/// can be acquired.
 #[tokio::test]
 async fn another_programs_lock_is_busy() {
     let server = server();
     let locks = node(&server).await;
     let a = bare(&locks);
     assert_eq!(a.key(), "lock:m");
-    // One token is as long as ours, and one is empty.
+    // One of the other program's tokens is as long as ours, and one is empty.
     let long = "x".repeat(65);
     for token in ["theirs", &long, "1", ""] {
         assert!(foreign_lock(&server, token, 60_000));
@@ -46,7 +46,7 @@ async fn another_programs_lock_is_busy() {
         assert!(matches!(refused(&impatient).await, LockError::AcquireTimeout { .. }));
         assert_eq!(server.run::<String>(&["GET", "lock:m"]), token);
         assert!(foreign_unlock(&server, token));
-        // `lock` may have to wait: a position in the queue may just be abandoned.
+        // This may have to wait: the position that the failed attempt had in the queue may be given up only now.
         assert!(locked(&a).await.unlock().await.expect("asks"));
     }
 }
@@ -67,7 +67,7 @@ async fn our_lock_is_busy_to_other_programs() {
     assert!(!guard.is_owned().await.expect("asks"));
 }
 
-/// A late unlock of ours does not delete another program's lock, and an extension creates nothing.
+/// A late unlock of ours does not delete another program's lock, and a late extension creates nothing.
 #[tokio::test]
 async fn our_late_holder_leaves_another_programs_lock_alone() {
     let server = server();
@@ -82,7 +82,7 @@ async fn our_late_holder_leaves_another_programs_lock_alone() {
     assert!(pttl(&server, "lock:m") > 50_000);
 }
 
-/// A waiter for another program's lock acquires it when its TTL ends; no message announces an earlier deletion. Our
+/// A waiter for another program's lock acquires it when that lock's TTL ends. If the lock is deleted earlier, no message says so. Our
 /// waiters behind it are notified as usual.
 #[tokio::test]
 async fn a_waiter_acquires_when_another_programs_lock_expires() {
@@ -102,8 +102,8 @@ async fn a_waiter_acquires_when_another_programs_lock_expires() {
     free(&server, AT_ONCE).await;
 }
 
-/// Another program's lock without a TTL (the flaw of SETNX and a crash before EXPIRE) blocks no caller for longer than
-/// its timeout: it is reported, checked each second, and can be removed by `force_unlock`.
+/// Another program's lock has no TTL, which is the flaw of SETNX and a crash before EXPIRE. It blocks no caller for longer than its
+/// timeout: it is reported, checked each second, and can be removed by `force_unlock`.
 #[tokio::test]
 async fn another_programs_lock_without_a_ttl_is_busy_until_removed() {
     let server = server();

@@ -1,7 +1,7 @@
-//! A process that forks after `Locks::new` and before the first call: parent and child are two nodes.
+//! A process forks after `Locks::new` and before the first call: parent and child must be two nodes.
 //!
-//! Both once had the identity of the parent, so a release reported to both that the mutex was theirs: 97 to 121 of 300
-//! sections overlapped.
+//! Regression: both had the identity of the parent, so a release reported to both that the mutex was theirs, and 97 to 121 of 300 sections
+//! overlapped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,7 +22,7 @@ async fn a_forked_process_excludes_its_parent() {
     assert_eq!(server.run::<usize>(&["GET", "sections"]), 2 * SECTIONS);
 }
 
-/// Forks on a thread without a runtime: the child has only that thread.
+/// Forks on a thread without a runtime, because the child has only the thread that forks.
 pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -32,7 +32,7 @@ pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
             match fork().expect("a second process") {
                 Fork::Child => {
                     let overlaps = catch_unwind(AssertUnwindSafe(|| overlaps(&locks, &client)));
-                    // A panic counts as an overlap in each section.
+                    // If the child panics, each of its sections counts as overlapping.
                     std::process::exit(overlaps.unwrap_or(SECTIONS) as i32);
                 }
                 Fork::Parent(pid) => {
@@ -46,7 +46,7 @@ pub(super) fn forks(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// The number of sections in which another process was inside too.
+/// Counts the sections in which another process was inside, too.
 fn overlaps(locks: &Locks, client: &::redis::Client) -> usize {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {

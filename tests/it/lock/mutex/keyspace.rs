@@ -1,12 +1,12 @@
-//! `Waiting::Keyspace`: waiting that also hears other programs' changes of the key. It needs more rights than any
-//! other way of waiting.
+//! `Waiting::Keyspace`: a waiter is also notified when another program changes the key. This needs more rights than any other way of
+//! waiting.
 
 use stampede_guard::lock::Waiting;
 
 use super::*;
 use crate::support::warnings::Warnings;
 
-/// The server's event flags, sorted because their order means nothing.
+/// The server's event flags, sorted, because their order means nothing.
 fn flags(server: &RedisServer) -> Vec<char> {
     let set: Vec<String> = server.run(&["CONFIG", "GET", "notify-keyspace-events"]);
     let mut flags: Vec<_> = set[1].chars().collect();
@@ -14,7 +14,7 @@ fn flags(server: &RedisServer) -> Vec<char> {
     flags
 }
 
-/// A server on which the ACL gives the minimal user the further rights for key events and for the prefix `lock:`.
+/// A server on which the minimal user has the further rights: for key events and for the prefix `lock:`.
 fn server() -> RedisServer {
     let server = RedisServer::start();
     let more = ["+config|get", "+config|set", "&__keyspace@*", "~lock:*"];
@@ -27,7 +27,7 @@ fn keyspace(locks: &Locks) -> Mutex {
     builder.acquire_timeout(Duration::MAX).build().expect("valid")
 }
 
-/// Has another program hold the lock, and starts a waiter that listens to key events.
+/// Makes another program hold the lock, and starts a waiter that listens to key events.
 async fn waits_for_theirs(server: &RedisServer, locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
     server.run::<()>(&["SET", "lock:m", "theirs", "NX", "PX", "60000"]);
     let mutex = keyspace(locks);
@@ -61,7 +61,7 @@ async fn releases_by_other_programs_wake_waiters() {
     }
 }
 
-/// Between our own clients the mutex is granted in order, as without key events.
+/// If only our own clients use the mutex, it is granted in the queue's order, as without key events.
 #[tokio::test]
 async fn between_our_own_clients_the_mutex_is_granted_in_order() {
     let server = server();
@@ -81,8 +81,7 @@ async fn between_our_own_clients_the_mutex_is_granted_in_order() {
     }
 }
 
-/// S0.15: the flaw of overwriting other users' event flags. Flags that are set stay set, also when two nodes add
-/// theirs at once.
+/// S0.15: it would be a flaw to overwrite event flags that others have set. Such flags stay set, also when two nodes add theirs at once.
 #[tokio::test]
 async fn event_flags_that_others_have_set_stay_set() {
     for before in ["", "KEA", "AKE", "Elg", "Kx", "KEt", "xE"] {
@@ -102,8 +101,8 @@ async fn event_flags_that_others_have_set_stay_set() {
     }
 }
 
-/// S0.15: the flaw of failing where the operator does not permit CONFIG. The waiter polls instead, with one warning,
-/// and `check_keyspace` reports it beforehand.
+/// S0.15: it would be a flaw to fail where the operator does not permit CONFIG. The waiter polls instead, with one warning, and
+/// `check_keyspace` reports the missing right beforehand.
 #[tokio::test]
 async fn without_the_right_to_config_waiters_poll() {
     let renamed = || RedisServer::with_args(["--rename-command", "CONFIG", ""]);
@@ -119,7 +118,7 @@ async fn without_the_right_to_config_waiters_poll() {
             let builder = locks.mutex("m").prefix("lock:").wait(Waiting::Keyspace).retry_interval(ms(20));
             let mutex = builder.acquire_timeout(Duration::MAX).build().expect("valid");
             let waits = tokio::spawn(async move { mutex.lock().await });
-            // One more than its attempts: at the first, the server may not know the script.
+            // This is one script call more than attempts, because the server may not know the script at the first one.
             let enough = scripts_run(&server) + 4;
             eventually("it asks again and again", SOON, async || scripts_run(&server) >= enough).await;
             assert!(!waits.is_finished());
@@ -133,8 +132,8 @@ async fn without_the_right_to_config_waiters_poll() {
     }
 }
 
-/// The polling waiter has its own clock, and another waiter of its process watches the clock of the queue that it
-/// entered before: the end of the holder's TTL is noticed long before the next poll.
+/// A polling waiter acts by its own clock. Another waiter of its process, which entered the queue before, watches the queue's clock, so the
+/// end of the holder's TTL is noticed long before the next poll.
 #[tokio::test]
 async fn another_waiter_watches_the_queues_clock_for_a_polling_one() {
     let server = RedisServer::start();

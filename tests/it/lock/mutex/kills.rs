@@ -1,5 +1,4 @@
-//! Acquirers that die at random points: no key stays without a TTL, and no client waits for them longer than their
-//! TTL.
+//! Acquirers that die at random points: no key stays without a TTL, and no client waits for a dead one for longer than its TTL.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,18 +7,18 @@ use super::*;
 use crate::support::processes::Fleet;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Acquirers per process; they die with it.
+/// How many acquirers each process has. They die with it.
 const ACQUIRERS: usize = 40;
-/// How many processes are killed at a time, and how many times.
+/// How many processes are killed at once, and how many times that happens.
 const PROCESSES: [usize; 2] = [4, 5];
-/// How often a process loses all its connections, with all commands in flight.
+/// How many times a process loses all its connections, while commands are in flight.
 const CUTS: usize = 5;
 
 const MUTEXES: usize = 8;
 const TTL: Duration = Duration::from_millis(1_500);
 
-/// Acquires for ever, on the same few mutexes as all others: tries, waits, gives up, holds, extends, releases, and
-/// drops guards, which are released in the background.
+/// Acquires for ever, from the same few mutexes as all others: it tries, waits, gives up, holds, extends, releases, and drops guards, which
+/// the background releases.
 async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
     loop {
         let builder = locks.mutex(("contended", fastrand::usize(..MUTEXES))).ttl(TTL);
@@ -38,12 +37,12 @@ async fn acquirer(locks: Locks, calls: Arc<AtomicUsize>) {
             }
         }
         calls.fetch_add(1, Ordering::Relaxed);
-        // Without a connection a call fails in microseconds.
+        // Without a connection a call fails within microseconds, so this lets other tasks run.
         tokio::task::yield_now().await;
     }
 }
 
-/// Starts many acquirers; returns when they have made one call each on average.
+/// Starts many acquirers. Returns when they have made one call each on average.
 async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let acquirers = (0..ACQUIRERS).map(|_| tokio::spawn(acquirer(locks.clone(), calls.clone()))).collect();
@@ -51,7 +50,7 @@ async fn start(locks: &Locks) -> (Vec<JoinHandle<()>>, Arc<AtomicUsize>) {
     (acquirers, calls)
 }
 
-/// A child process whose many callers take and free the mutex until it is killed.
+/// A child process whose many acquirers take and free mutexes until it is killed.
 pub(super) fn acquirers(child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();
@@ -62,7 +61,7 @@ pub(super) fn acquirers(child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// Every mutex is free again within its TTL, and every key that stays has a TTL.
+/// Checks that every mutex is free again within its TTL, and that every key that stays has a TTL.
 async fn nothing_is_stuck(server: &RedisServer) {
     let locks = node(server).await;
     let started = Instant::now();
@@ -72,13 +71,13 @@ async fn nothing_is_stuck(server: &RedisServer) {
         assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
         assert!(guard.unlock().await.expect("asks"));
     }
-    // The server may grant to several dead waiters in turn before it notices their death.
+    // The server may grant the mutex to several dead waiters in turn before it notices that they are dead.
     assert!(started.elapsed() < 2 * TTL + AT_ONCE, "{:?}", started.elapsed());
     free(server, AT_ONCE).await;
 }
 
-/// S0.4, S0.24, S5.5: 1,000 acquirers are killed at random points: 800 die by SIGKILL, 40 with each of 20 processes,
-/// and 200 lose the connection in the middle of a call, 40 with each of 5 cuts. None leaves a key without a TTL.
+/// S0.4, S0.24, S5.5: 1,000 acquirers are killed at random points. 800 die by SIGKILL, 40 with each of 20 processes; 200 lose their
+/// connection in the middle of a call, 40 with each of 5 cuts. None leaves a key without a TTL.
 #[tokio::test]
 async fn a_thousand_killed_acquirers_leave_no_key_for_ever() {
     let [at_a_time, times] = PROCESSES;

@@ -1,12 +1,12 @@
-//! Acquisitions with a lost or late answer. The client chooses the token before it sends the command, so it can take
-//! back whatever the server did with it: no client waits for the 60 s that the mutex would stay locked.
+//! Acquisitions whose answer is lost or late. The client chooses the token before it sends the command, so it can undo whatever the server
+//! did with it: no client waits for the 60 s for which the mutex would stay locked.
 
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
 
 const KEY: &str = "sg1:m:{default:m}";
 
-/// A connected node behind a proxy, with this command timeout.
+/// A connected node behind a proxy, with this `command_timeout`.
 async fn proxied(server: &RedisServer, command_timeout: Duration) -> (Proxy, Locks) {
     warmed(server).await;
     let proxy = Proxy::start(server.port()).await;
@@ -22,7 +22,7 @@ async fn taken(server: &RedisServer) {
     eventually("the server has granted it", SOON, async || pttl(server, KEY) > 0).await;
 }
 
-/// The key is deleted (within a second on an idle machine), and no command still on its way sets it again.
+/// Waits until the key is deleted (within a second on an idle machine), and checks that no command that is still on its way sets it again.
 async fn released(server: &RedisServer) {
     eventually("the orphaned lock is released", AT_ONCE, async || pttl(server, KEY) == -2).await;
     let until = Instant::now() + ms(400);
@@ -36,8 +36,8 @@ fn is_store<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(result.as_ref().is_err_and(LockError::is_store), "{result:?}");
 }
 
-/// S1.23, S5.4, S5.5: the proxy withholds the answers until the caller gives up. That is a store error, and not
-/// "busy"; and the mutex that the server granted is released.
+/// S1.23, S5.4, S5.5: the proxy withholds the answers until the caller gives up. The caller receives a store error, and not "busy", and the
+/// mutex that the server granted is released.
 #[tokio::test]
 async fn an_acquisition_with_a_lost_answer_is_released() {
     let server = RedisServer::start();
@@ -57,8 +57,7 @@ async fn an_acquisition_with_a_lost_answer_is_released() {
     }
 }
 
-/// S1.23: the server answers a repeated token with "granted": if the connection returns in time, the acquisition
-/// succeeds.
+/// S1.23: the server answers a repeated token with "granted", so the acquisition succeeds if the connection returns in time.
 #[tokio::test]
 async fn a_repeated_acquisition_is_the_same_one() {
     let server = RedisServer::start();
@@ -110,8 +109,8 @@ async fn an_abandoned_acquisition_is_released() {
     }
 }
 
-/// S1.23: a delayed command runs long after its caller received an error. Its lock (the ghost) is released, also
-/// if the command arrives on another connection than the release.
+/// S1.23: a command arrives and runs long after its caller received an error. The lock that it takes is released, also if the command
+/// arrives on another connection than the release.
 #[tokio::test]
 async fn an_acquisition_that_runs_late_is_released() {
     let server = RedisServer::start();
@@ -127,15 +126,15 @@ async fn an_acquisition_that_runs_late_is_released() {
     released(&server).await;
 }
 
-/// S1.23: the acquisition is stuck on one connection, and its release is answered on another one before it runs. A
-/// second release follows.
+/// S1.23: the acquisition is stuck on one connection. Its release is answered on another one before the acquisition runs, so a second
+/// release follows.
 #[tokio::test]
 async fn an_acquisition_that_runs_after_its_release_is_released() {
     let server = RedisServer::start();
     let (proxy, locks) = proxied(&server, ms(200)).await;
     for _ in 0..2 {
         let before = scripts_run(&server);
-        // Commands on the present connection are stuck; the next connection works.
+        // Commands on the present connection are stuck, and the next connection works.
         proxy.set(Mode::BlackHoleOld);
         let a = with(&locks, |builder| builder.ttl(LONG));
         drop(a.try_lock().await);
@@ -152,8 +151,8 @@ async fn an_acquisition_that_runs_after_its_release_is_released() {
     }
 }
 
-/// S5.4: a server that hangs, is down or refuses is an error at once, never "busy". If it resumes and still runs the
-/// command, the lock is released.
+/// S5.4: if a server hangs, is down or refuses, the call returns an error at once, and never "busy". If the server resumes and still runs
+/// the command, the lock is released.
 #[tokio::test]
 async fn an_unreachable_store_is_not_a_busy_lock() {
     let server = RedisServer::start();
@@ -177,7 +176,7 @@ async fn an_unreachable_store_is_not_a_busy_lock() {
     eventually("it is back", SOON, async || locks.connect().await.is_ok()).await;
     is_store(a.try_lock().await);
     server.run::<()>(&["ACL", "SETUSER", "minimal", "~sg1:*"]);
-    // Foreign data of another type instead of the lock is an error too.
+    // If foreign data of another type is at the key of the lock, that is an error, too.
     server.run::<()>(&["SADD", KEY, "x"]);
     is_store(a.try_lock().await);
 }
@@ -202,7 +201,7 @@ async fn a_late_grant_counts_from_its_sending() {
     drop(guard);
     released(&server).await;
 
-    // The lock has almost a minute left on the server.
+    // On the server, the lock has almost a minute left.
     let late = with(&locks, |builder| builder.ttl(LONG).min_remaining(ms(59_200))).try_lock().await;
     assert!(matches!(late, Err(LockError::GrantedTooLate { .. })), "{late:?}");
     released(&server).await;
@@ -212,7 +211,7 @@ async fn a_late_grant_counts_from_its_sending() {
     let guard = loop {
         tries += 1;
         match in_time.lock().await {
-            // The grant has to arrive within 198 ms, which may fail on a busy machine.
+            // The grant must arrive within 198 ms, which it may not do on a busy machine.
             Err(LockError::GrantedTooLate { elapsed, .. }) if elapsed >= ms(198) && tries < 20 => {}
             granted => break granted.expect("acquired"),
         }
@@ -220,8 +219,7 @@ async fn a_late_grant_counts_from_its_sending() {
     assert!(guard.remaining().is_some_and(|left| left >= ms(59_200)));
 }
 
-/// S1.24: after a long wait, the waiter does not know when the TTL of its grant began. It asks again, which starts the
-/// TTL anew.
+/// S1.24: after a long wait, the waiter does not know when the TTL of its grant began. It takes again, which starts the TTL anew.
 #[tokio::test]
 async fn a_grant_after_a_long_wait_has_its_whole_ttl() {
     let server = RedisServer::start();
@@ -230,7 +228,7 @@ async fn a_grant_after_a_long_wait_has_its_whole_ttl() {
     let next = with(&other, |builder| builder.ttl(ms(5_000)));
     let next = tokio::spawn(async move { next.lock().await });
     queued(&server, 1).await;
-    // More than a quarter of its TTL, after which the waiter asks again before it trusts a grant.
+    // This is more than a quarter of its TTL. After such a wait, a waiter takes again before it trusts a grant.
     tokio::time::sleep(ms(2_000)).await;
     holder.unlock().await.expect("asks");
     let (next, _) = granted(next).await;

@@ -1,5 +1,4 @@
-//! Hundreds of waiters of one process that meet the same event at one moment: the process asks the server about all of
-//! them at once.
+//! Hundreds of waiters of one process are affected by the same event at one moment: the process asks the server about all of them at once.
 
 use super::*;
 
@@ -13,13 +12,13 @@ async fn queue_many(server: &RedisServer, locks: &Locks) -> Vec<JoinHandle<u32>>
     visitors
 }
 
-/// Cuts the subscriptions and waits until they are made again.
+/// Cuts the subscriptions, and waits until they are open again.
 async fn resubscribed(server: &RedisServer) {
     assert!(server.kill_pubsub() >= 1);
     eventually("it hears again", SOON, async || server.pubsub_clients() >= 2).await;
 }
 
-/// One command asks for all waiters and none is lost: each acquires the mutex. Its TTL of a minute does not end.
+/// One command asks about all waiters, and none is lost: each acquires the mutex before its TTL of a minute ends.
 #[tokio::test]
 async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
     let server = RedisServer::start();
@@ -38,7 +37,7 @@ async fn a_lost_subscription_costs_one_question_for_all_waiters_of_a_process() {
     free(&server, SOON).await;
 }
 
-/// The mutex is released while no waiter is subscribed: all are passed over, and none is lost.
+/// The mutex is released while no waiter is subscribed: all are passed over, queue again, and none is lost.
 #[tokio::test]
 async fn waiters_that_were_passed_over_queue_again() {
     let server = RedisServer::start();
@@ -53,8 +52,8 @@ async fn waiters_that_were_passed_over_queue_again() {
     free(&server, SOON).await;
 }
 
-/// The queue is deleted. The first waiter that asks finds out, and its process then asks about the other waiters: all
-/// queue again while the mutex is held.
+/// The queue is deleted. The first waiter that asks notices that, and then its process asks about the other waiters: all queue again while
+/// the mutex is still held.
 #[tokio::test]
 async fn waiters_of_a_lost_queue_queue_again_together() {
     let server = RedisServer::start();
@@ -70,8 +69,8 @@ async fn waiters_of_a_lost_queue_queue_again_together() {
     free(&server, SOON).await;
 }
 
-/// A node without the right to subscribe never hears a message. One waiter asks for all, twice a second, and each
-/// acquires the mutex.
+/// A node without the right to subscribe never receives a message. One of its waiters asks for all, twice a second, and each acquires the
+/// mutex.
 #[tokio::test]
 async fn one_waiter_asks_for_all_that_can_not_subscribe() {
     let server = RedisServer::start();
@@ -89,7 +88,7 @@ async fn one_waiter_asks_for_all_that_can_not_subscribe() {
     free(&server, SOON).await;
 }
 
-/// The timeouts of many waiters end at one moment; a waiter of another process keeps its position among them.
+/// Many waiters time out at one moment. A waiter of another process keeps its position among them.
 #[tokio::test]
 async fn waiters_that_time_out_at_one_moment_leave_together() {
     let server = RedisServer::start();

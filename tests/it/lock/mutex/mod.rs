@@ -1,8 +1,8 @@
-//! The mutex on real Redis servers, and in real processes where that matters: each file tests one promise.
+//! The mutex on real Redis servers, and in real processes if a test needs them: each file tests one promise.
 //!
-//! A *node* is a separate `Locks`. Nodes in this process stand for processes where only the store connects them. All
-//! have the documented minimal rights, unless a test names more. Pure arithmetic is tested beside the code, on the
-//! memory store and with a paused clock.
+//! A *node* is a separate `Locks`. Nodes in this process stand for processes that are connected only by the store. All have the documented
+//! minimal rights, unless a test says that a user has more. Pure arithmetic is tested beside the code, on the memory store and with a
+//! paused clock.
 
 mod arguments;
 mod bumps;
@@ -52,10 +52,10 @@ pub(crate) const ROLES: &[Role] = &[
     ("mutex.forks", forks::forks),
 ];
 
-/// A TTL that no test waits out.
+/// A TTL whose end no test waits for.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Loads the scripts into the server, so that each call is one command, and runs even if its answer does not arrive.
+/// Loads the scripts into the server, so that each later call is one command, which runs even if its answer does not arrive.
 async fn warm(locks: &Locks) {
     let mutex = locks.mutex("warm").build().expect("valid");
     let mut guard = locked(&mutex).await;
@@ -63,7 +63,7 @@ async fn warm(locks: &Locks) {
     assert!(guard.unlock().await.expect("asks"));
 }
 
-/// The same by a node that leaves again, for nodes with a short command timeout.
+/// Like [`warm`], by a node that leaves again, for tests whose nodes have a short command timeout.
 async fn warmed(server: &RedisServer) {
     let (before, locks) = (server.client_count(), node(server).await);
     warm(&locks).await;
@@ -71,12 +71,12 @@ async fn warmed(server: &RedisServer) {
     eventually("it has left", SOON, async || server.client_count() <= before).await;
 }
 
-/// How many scripts the server has run.
+/// How many script calls the server has run so far.
 fn scripts_run(server: &RedisServer) -> usize {
     commands(server, "evalsha")
 }
 
-/// How many calls of this command the server received.
+/// How many calls of this command the server has received so far.
 fn commands(server: &RedisServer, command: &str) -> usize {
     let stats: String = server.run(&["INFO", "commandstats"]);
     let calls = stats.lines().find_map(|line| line.strip_prefix(&*format!("cmdstat_{command}:calls=")));
@@ -115,7 +115,7 @@ async fn visited(visitors: Vec<JoinHandle<u32>>) -> u32 {
     all.into_iter().map(|attempts| attempts.expect("joined")).sum()
 }
 
-/// The guard that a waiter acquires, and how long from now that takes.
+/// The guard that a waiter acquires, and how long that takes from now on.
 async fn granted(waiter: JoinHandle<Result<MutexGuard, LockError>>) -> (MutexGuard, Duration) {
     let started = Instant::now();
     let granted = tokio::time::timeout(PATIENCE, waiter).await.expect("the wait has an end");
@@ -136,7 +136,7 @@ fn pttl(server: &RedisServer, key: &str) -> i64 {
     server.run(&["PTTL", key])
 }
 
-/// Waits until the mutex is free and its queue is empty.
+/// Waits until the mutex is free and its queue is empty, for at most `within`.
 async fn free(server: &RedisServer, within: Duration) {
     eventually_eq("the mutex is free", within, Vec::<String>::new(), async || {
         let mut keys = server.keys();
@@ -152,11 +152,11 @@ struct Config {
     redis: String,
 }
 
-/// A child that obeys one command a line:
+/// A child that obeys commands, one per line:
 ///
-/// - `lock <ttl in ms>`: answered by an event `locked` with when that was, by [`wall_ns`]
-/// - `renewed <ttl in ms>`: the same with automatic renewal
-/// - `unlock`: answered by an event `unlocked`, whether it was still held
+/// - `lock <ttl in ms>`: acquires; answered by an event `locked` with the moment, by [`wall_ns`]
+/// - `renewed <ttl in ms>`: like `lock`, with automatic renewal
+/// - `unlock`: answered by an event `unlocked`, which says whether the mutex was still held
 fn holder(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Config { redis } = child.config();

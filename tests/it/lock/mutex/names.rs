@@ -13,7 +13,7 @@ async fn is_free(mutex: &Mutex) -> bool {
     mutex.try_lock().await.expect("asks").is_some()
 }
 
-/// S0.2: a scope excludes itself, in any process, and nothing else.
+/// S0.2: a scope excludes the same scope in any process, and no other one.
 #[tokio::test]
 async fn a_scope_excludes_itself_and_its_local_scopes_are_separate() {
     let server = RedisServer::start();
@@ -31,7 +31,7 @@ async fn a_scope_excludes_itself_and_its_local_scopes_are_separate() {
     assert_eq!(named(&one, scope.local("a")).key(), "sg1:m:{default:server_access:a}");
 }
 
-/// S0.2: the flaw of joining by a dot, which gives two resources one lock.
+/// S0.2: it would be a flaw to join parts by a dot, which gives two resources one lock.
 #[tokio::test]
 async fn parts_are_joined_unambiguously() {
     let server = RedisServer::start();
@@ -68,8 +68,8 @@ fn an_empty_name_is_refused() {
     }
 }
 
-/// A grant names its key, and a message has a maximum length: the longest possible name, namespace and prefix make a
-/// key that fits.
+/// A grant contains the name of its key, and a message has a maximum length. The longest possible name, namespace and prefix make a key
+/// that fits into it.
 #[tokio::test]
 async fn the_longest_key_is_handed_over() {
     let server = RedisServer::start();
@@ -107,7 +107,7 @@ async fn the_longest_key_is_handed_over() {
     }
 }
 
-/// S1.26: the options, the key and, from the server, the holder's token.
+/// S1.26: it reports the options, the key and, from the server, the token of the present holder.
 #[tokio::test]
 async fn a_handle_reports_its_configuration() {
     let server = RedisServer::start();
@@ -121,8 +121,8 @@ async fn a_handle_reports_its_configuration() {
     assert_eq!(server.run::<String>(&["GET", a.key()]), guard.token());
 }
 
-/// S0.16: the flaw of a channel that contains `@0`. A waiter in database 5 hears its grant, and the mutex of the same
-/// name in database 6 is separate.
+/// S0.16: it would be a flaw to use a channel that contains `@0`. A waiter in database 5 receives its grant, and the mutex of the same name
+/// in database 6 is a separate one.
 #[tokio::test]
 async fn databases_are_separate_and_each_hears_its_own_grants() {
     let server = RedisServer::start();
@@ -145,10 +145,10 @@ async fn databases_are_separate_and_each_hears_its_own_grants() {
     assert_eq!(sent.total, 1, "it was handed over by the unlock: {sent:#?}");
 }
 
-/// A server that is a cluster by itself, and refuses scripts with keys in two slots.
+/// A server that is a whole cluster, and refuses scripts with keys in two slots.
 async fn cluster_of_one() -> RedisServer {
     let server = RedisServer::with_args(["--cluster-enabled", "yes"]);
-    // One by one: Redis 6.2 has no ADDSLOTSRANGE.
+    // The slots are named one by one, because Redis 6.2 has no ADDSLOTSRANGE.
     let slots: Vec<_> = (0..16_384).map(|slot| slot.to_string()).collect();
     let words = ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str));
     server.run::<()>(&words.collect::<Vec<_>>());
@@ -159,8 +159,8 @@ async fn cluster_of_one() -> RedisServer {
     server
 }
 
-/// S0.21: the flaw of sending a TTL as a key. Every operation of a mutex runs in a cluster, where scripts over two
-/// slots are refused; with one of this crate's keys and with a bare one.
+/// S0.21: it would be a flaw to send a TTL as a key. Every operation of a mutex runs in a cluster, where scripts over two slots are
+/// refused, with a key of this crate and with a bare one.
 #[tokio::test]
 async fn all_keys_of_a_mutex_are_in_one_slot() {
     let server = &cluster_of_one().await;
@@ -193,8 +193,8 @@ async fn all_keys_of_a_mutex_are_in_one_slot() {
     }
 }
 
-/// A bare key may look like the tag of one of this crate's keys. They are two locks all the same, and a waiter for one
-/// of them is not granted the other.
+/// A bare key may look like the tag of one of this crate's keys. They are nevertheless two locks, and a waiter for one of them is not
+/// granted the other.
 #[tokio::test]
 async fn a_bare_key_shares_nothing_with_a_namespace_of_its_name() {
     let server = RedisServer::start();

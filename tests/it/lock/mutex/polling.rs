@@ -1,4 +1,4 @@
-//! Waiting by polling, and the limits of any wait. (Exact times: `tests/unit/lock/tests`, with a paused clock.)
+//! Waiting by polling, and the limits of any wait. (`tests/unit/lock/tests` tests exact times, with a paused clock.)
 
 use stampede_guard::lock::Waiting;
 
@@ -24,14 +24,14 @@ async fn polling_asks_at_its_interval() {
     assert!(holder.unlock().await.expect("asks"));
     let (next, took) = granted(next).await;
     let commands = monitor.finish().without(["ping", "time"]);
-    // Fewer on a busy machine, where pauses are longer; never more.
+    // On a busy machine, where pauses are longer, there are fewer attempts, but never more.
     assert!((2..=12).contains(&next.attempts()), "{}", next.attempts());
     assert_eq!(commands.total, next.attempts() as usize + 1, "{commands:#?}");
     assert!(took < ms(100) + AT_ONCE, "{took:?}");
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
-/// S1.5, S1.6, S1.7: the flaw of another pause after the last attempt. No retry is one attempt; ten retries are eleven
+/// S1.5, S1.6, S1.7: it would be a flaw to pause again after the last attempt. Without retries there is one attempt; ten retries are eleven
 /// attempts with ten pauses between them.
 #[tokio::test]
 async fn each_retry_is_one_command_and_one_pause() {
@@ -41,7 +41,7 @@ async fn each_retry_is_one_command_and_one_pause() {
     // A pause after the only attempt would take two seconds.
     for (retries, interval, least, most) in [(0, 2_000, 0, 1_000), (10, 10, 100, 1_000)] {
         let b = with(&other, |builder| builder.retries(retries).retry_interval(ms(interval)));
-        // The fastest of a few: delays of a busy machine say nothing about pauses.
+        // The fastest of a few rounds counts, because delays of a busy machine say nothing about pauses.
         let mut fastest = Duration::MAX;
         for _ in 0..5 {
             let monitor = Monitor::start(&server);
@@ -55,7 +55,7 @@ async fn each_retry_is_one_command_and_one_pause() {
     }
 }
 
-/// S0.19: the flaw of an endless wait. A wait that ends after 300 ms is an error that says so.
+/// S0.19: it would be a flaw to wait without end. A wait that ends after 300 ms returns an error that says so.
 #[tokio::test]
 async fn a_wait_ends_on_time_in_each_way_of_waiting() {
     let server = RedisServer::start();
@@ -74,8 +74,8 @@ async fn a_wait_ends_on_time_in_each_way_of_waiting() {
     free(&server, AT_ONCE).await;
 }
 
-/// S5.1: redlock-rb's settings: three retries, one every 200 ms with up to 50 ms on top. The remaining time is reduced by
-/// 1 % and 2 ms, and measured from the sending of the command. Times are exact on the memory store's paused clock.
+/// S5.1: the settings of redlock-rb: three retries, one every 200 ms with up to 50 ms on top. The remaining time is reduced by 1 % and 2
+/// ms, and measured from the sending of the command. Times are exact on the memory store, whose clock is paused.
 #[tokio::test(start_paused = true)]
 async fn a_mutex_can_be_configured_like_redlock() {
     let locks = Locks::in_memory();

@@ -1,4 +1,4 @@
-//! Real processes: their work under one mutex never overlaps, also if some of them die.
+//! Real processes whose work under one mutex never overlaps, also if some of them die.
 
 use super::*;
 use crate::support::processes::Fleet;
@@ -10,12 +10,12 @@ struct Work {
     times: usize,
 }
 
-/// A child that increments a counter many times, each time by a read and a separate write.
+/// A child that increments a counter many times. An increment is a read and a separate write.
 pub(super) fn increments(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let Work { redis, counter, times } = child.config();
         let mutex = mutex(&connected(&redis).await);
-        // Another connection: the counter is a resource that knows nothing of the lock.
+        // The counter has its own connection, like a resource that knows nothing of the lock.
         let mut counter = plain_connection(&redis::Client::open(counter).expect("an address")).await;
         child.ready();
         child.wait_go().await;
@@ -31,7 +31,7 @@ pub(super) fn increments(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// S0.1: four processes with 500 non-atomic increments each: 2,000.
+/// S0.1: four processes make 500 non-atomic increments each, and the counter is 2,000 afterwards.
 #[tokio::test]
 async fn unsafe_increments_of_four_processes_all_count() {
     let server = RedisServer::start();
@@ -63,8 +63,8 @@ pub(super) fn acquisitions(mut child: Child) -> BoxFuture<'static, ()> {
     })
 }
 
-/// S5.8: the flaw of a lock made of timestamps, under which one process starves the other. Two processes make 1,000
-/// acquisitions each: all succeed, the processes take turns, and no fence is issued twice.
+/// S5.8: under a lock that is made of timestamps, one process starves the other. Here two processes make 1,000 acquisitions each: all
+/// succeed, the processes take turns, and no fence is issued twice.
 #[tokio::test]
 async fn two_processes_take_turns() {
     let server = RedisServer::start();
@@ -76,7 +76,7 @@ async fn two_processes_take_turns() {
     let mut all: Vec<(u64, usize)> = Vec::new();
     for (process, (attempts, fences)) in results.iter().enumerate() {
         assert_eq!(fences.len(), 1_000);
-        // A few more, where the server paused and a subscription was renewed.
+        // Some attempts are added where the server stalled and a subscription was renewed.
         assert!(*attempts <= 1_500, "{attempts} attempts for 1,000 acquisitions");
         assert!(fences.windows(2).all(|two| two[0] < two[1]));
         all.extend(fences.iter().map(|&fence| (fence, process)));
@@ -85,12 +85,12 @@ async fn two_processes_take_turns() {
     assert!(all.windows(2).all(|two| two[0].0 < two[1].0), "a fence was issued twice");
     let turns = all.windows(2).filter(|two| two[0].1 != two[1].1).count();
     println!("{turns} of 1,999 turns went to the other process");
-    // A process may start or end alone, and may acquire again before the other has queued again.
+    // A process may run alone at the beginning or at the end, and may acquire again before the other one has queued again.
     assert!(turns > 20, "{turns} turns");
     free(&server, AT_ONCE).await;
 }
 
-/// A killed head of the queue is passed over at the release, and delays no later waiter.
+/// If the head of the queue was killed, it is passed over at the release, and delays no later waiter.
 #[tokio::test]
 async fn a_killed_head_of_the_queue_is_passed_over() {
     let server = RedisServer::start();
@@ -114,8 +114,8 @@ async fn a_killed_head_of_the_queue_is_passed_over() {
     assert!(next.is_owned().await.expect("asks"));
 }
 
-/// A head that is killed while it is granted the mutex is a dead holder: it costs its own TTL at most, however long
-/// the previous holder's TTL was.
+/// A head that is killed when it is granted the mutex is a dead holder: it costs at most its own TTL, however long the previous holder's
+/// TTL was.
 #[tokio::test]
 async fn a_head_killed_at_its_grant_costs_its_time_to_live_at_most() {
     let server = RedisServer::start();

@@ -6,8 +6,8 @@ use stampede_guard::lock::Waiting;
 
 use super::*;
 
-/// S1.22: 10,000 holders unlock at about the moment at which their TTL ends, while another client waits: none of them
-/// deletes the next holder's lock.
+/// S1.22: 10,000 holders unlock at about the moment at which their TTL ends, while another client waits. None of them deletes the next
+/// holder's lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
     const LANES: usize = 100;
@@ -18,7 +18,7 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
     let lanes = (0..LANES).map(|lane| {
         let (one, other, late) = (one.clone(), other.clone(), late.clone());
         tokio::spawn(async move {
-            // Most wait for the end of the other's TTL, which takes two commands; some poll.
+            // Most clients wait for the end of the other one's TTL, which takes two commands. Some poll.
             let polls = Waiting::Poll { interval: ms(4), jitter: 1.0 };
             let waiting = if lane % 5 == 0 { polls } else { Waiting::Notify };
             let next = other.mutex(("race", lane)).wait(waiting).acquire_timeout(Duration::MAX);
@@ -28,7 +28,7 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
                 let first = one.mutex(("race", lane)).ttl(ms(fastrand::u64(10..20))).build().expect("valid");
                 let mut first = match first.lock().await {
                     Ok(guard) => guard,
-                    // On a busy machine a grant may come too late. It was released, and is no race.
+                    // On a busy machine a grant may come too late. It was released, so this was no race.
                     Err(LockError::GrantedTooLate { .. }) => continue,
                     Err(error) => panic!("{error:?}"),
                 };
@@ -52,8 +52,8 @@ async fn ten_thousand_late_unlocks_delete_nothing_of_others() {
     assert!(late >= 1_000, "{late} too late: no race");
 }
 
-/// S0.10, S0.22: the flaws of subscribing after the message was sent, and of a callback that failed in every contended
-/// wait. 1,000 times, the holder unlocks at the very moment at which another client begins to wait.
+/// S0.10, S0.22: it would be a flaw to subscribe after the message was sent, or to have a callback that fails in every contended wait.
+/// 1,000 times, the holder unlocks at the moment at which another client begins to wait.
 #[tokio::test]
 async fn an_unlock_while_a_wait_begins_is_not_missed() {
     let server = RedisServer::start();
@@ -79,12 +79,12 @@ async fn an_unlock_while_a_wait_begins_is_not_missed() {
     }
     waits.sort();
     println!("median {:?}, worst {:?}", waits[500], waits[999]);
-    // Only a message can have woken the waiters in time: their timers are a minute away.
+    // The waiters' timers are a minute away, so only a message can have woken them.
     assert!(waits[500] < ms(50), "median {:?}, p99 {:?}", waits[500], waits[990]);
     assert!(waits[999] < AT_ONCE, "worst {:?}", waits[999]);
 }
 
-/// S0.10: the same with a node that is still connecting, and receives no messages yet.
+/// S0.10: this also holds if the waiter's node is still connecting, and receives no messages yet.
 #[tokio::test]
 async fn an_unlock_before_the_waiter_has_subscribed_is_not_missed() {
     let server = RedisServer::start();
@@ -106,8 +106,8 @@ async fn an_unlock_before_the_waiter_has_subscribed_is_not_missed() {
     assert!(worst < AT_ONCE, "{worst:?}");
 }
 
-/// S5.13: the flaw of answering both a timer and a message. The holder unlocks when its TTL ends, as its waiter's
-/// timer fires: the waiter acquires the mutex once, and no second acquisition is left.
+/// S5.13: it would be a flaw to act both on a timer and on a message. The holder unlocks when its TTL ends, and its waiter's timer fires:
+/// the waiter acquires the mutex once, and no second acquisition is left.
 #[tokio::test]
 async fn a_grant_and_a_timer_that_meet_are_one_acquisition() {
     const LANES: usize = 10;

@@ -1,4 +1,4 @@
-//! A waiter that is not polled costs the others of its process its TTL and a moment.
+//! A waiter whose future is not polled delays the other waiters of its process by its TTL and a moment.
 
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
@@ -18,7 +18,7 @@ fn waits(locks: &Locks) -> JoinHandle<Result<MutexGuard, LockError>> {
     tokio::spawn(async move { mutex.lock().await })
 }
 
-/// Futures in a `select!` loop that is busy in another branch.
+/// As in a `select!` loop that is busy in another branch, some futures are not polled.
 #[tokio::test]
 async fn unpolled_futures_do_not_starve_the_next_waiter() {
     let server = RedisServer::start();
@@ -39,14 +39,14 @@ async fn unpolled_futures_do_not_starve_the_next_waiter() {
     let (mut next, took) = granted(next).await;
     assert!(took <= 2 * (TTL + MOMENT) + A_MOMENT, "{took:?}");
     assert!(next.unlock().await.expect("asks"));
-    // Polled again, each has its turn.
+    // When they are polled again, each has its turn.
     for silent in silent {
         let mut guard = silent.await.expect("free, or about to be");
         assert!(guard.unlock().await.expect("asks"));
     }
 }
 
-/// As with a runtime per core.
+/// As with a runtime per core, waiters belong to different threads, one of which is busy.
 #[tokio::test]
 async fn a_busy_thread_does_not_starve_waiters_of_other_threads() {
     let server = RedisServer::start();
@@ -70,7 +70,7 @@ async fn a_busy_thread_does_not_starve_waiters_of_other_threads() {
     busy.send(()).expect("listening");
     got_busy.await.expect("sent");
     let next = waits(&locks);
-    // The holder's TTL may have ended by now: then the next waiter has sent its request, or is about to.
+    // The holder's TTL may have ended by now. Then the next waiter has sent its take, or is about to.
     let _ = holder.unlock().await.expect("asks");
     let (mut next, took) = granted(next).await;
     assert!(took <= TTL + MOMENT + A_MOMENT, "{took:?}");

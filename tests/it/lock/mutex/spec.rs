@@ -1,5 +1,4 @@
-//! The specification of a lock by redis_exp_lock, redis-mutex and their relatives, on a server and on the memory store
-//! alike.
+//! What redis_exp_lock, redis-mutex and similar systems specify for a lock, tested on a server and on the memory store.
 
 use super::*;
 
@@ -22,18 +21,18 @@ impl Stage {
         Self { one: Locks::new(store.clone()), other: Locks::new(store), _server: None }
     }
 
-    /// A handle in each node.
+    /// A handle on the mutex in each node.
     fn handles(&self) -> [Mutex; 2] {
         [mutex(&self.one), mutex(&self.other)]
     }
 
-    /// The same; the first handle has this TTL.
+    /// Like [`handles`](Self::handles), but the first handle has this TTL.
     fn handles_of(&self, ttl: Duration) -> [Mutex; 2] {
         [with(&self.one, |builder| builder.ttl(ttl)), mutex(&self.other)]
     }
 }
 
-/// Long enough for a busy machine to check the held lock, short enough to wait for.
+/// A TTL that is long enough for a busy machine to check a held lock, and short enough to wait for its end.
 const SHORT: Duration = Duration::from_secs(2);
 
 /// Waits until the key no longer exists.
@@ -45,7 +44,7 @@ fn is_refused<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(matches!(result, Err(LockError::AlreadyAcquired)), "{result:?}");
 }
 
-/// S1.8: also after a lock and an unlock, and inside and after `synchronize`.
+/// S1.8: this also holds after a lock and an unlock, and during and after `synchronize`.
 async fn a_handle_knows_whether_it_holds(stage: Stage) {
     let [a, b] = stage.handles();
     assert!(!a.is_held());
@@ -71,7 +70,7 @@ async fn any_client_sees_whether_the_mutex_is_held(stage: Stage) {
     expired(&b).await;
 }
 
-/// S1.10: the owner does, another guard does not, and after expiry no guard does.
+/// S1.10: the holder's guard owns the mutex, and another one does not. After the expiry no guard does.
 async fn only_the_holder_owns(stage: Stage) {
     let [a, b] = stage.handles_of(SHORT);
     let guard = locked(&a).await;
@@ -84,7 +83,7 @@ async fn only_the_holder_owns(stage: Stage) {
     assert!(matches!(guard.ensure().await, Err(LockError::NotHeld)));
 }
 
-/// S1.11: at once, either way.
+/// S1.11: an attempt is answered at once in either case.
 async fn an_attempt_finds_the_mutex_free_or_busy(stage: Stage) {
     let [a, b] = stage.handles();
     let started = Instant::now();
@@ -96,7 +95,7 @@ async fn an_attempt_finds_the_mutex_free_or_busy(stage: Stage) {
     assert!(started.elapsed() < AT_ONCE, "{:?}", started.elapsed());
 }
 
-/// S1.12: by any method, and also after expiry, until the unlock.
+/// S1.12: a handle that holds is refused by every method, also after the expiry, until it is unlocked.
 async fn a_handle_acquires_once(stage: Stage) {
     let [a, _] = stage.handles_of(ms(100));
     let mut guard = locked(&a).await;
@@ -122,7 +121,7 @@ async fn two_tasks_on_one_handle_do_not_both_acquire(stage: Stage) {
     drop(guard);
 }
 
-/// S1.3: with a TTL.
+/// S1.3: a lock with a TTL expires.
 async fn a_lock_expires(stage: Stage) {
     let [a, b] = stage.handles_of(SHORT);
     let guard = a.try_lock().await.expect("asks").expect("free");
@@ -132,7 +131,7 @@ async fn a_lock_expires(stage: Stage) {
     assert_eq!(guard.remaining(), Some(Duration::ZERO));
 }
 
-/// S1.3: without a TTL, the lock is held at each of five looks, and has no end.
+/// S1.3: a lock without a TTL is held at each of five looks, and has no end.
 async fn a_non_expiring_lock_does_not_expire(stage: Stage) {
     let a = with(&stage.one, MutexBuilder::non_expiring);
     let mut guard = a.try_lock().await.expect("asks").expect("free");
@@ -146,7 +145,7 @@ async fn a_non_expiring_lock_does_not_expire(stage: Stage) {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S1.14: three retries are four attempts. S1.13: one attempt is enough where the mutex is free.
+/// S1.14: three retries are four attempts. S1.13: if the mutex is free, one attempt is enough.
 async fn attempts_run_out(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
@@ -158,7 +157,7 @@ async fn attempts_run_out(stage: Stage) {
     assert_eq!(locked(&b).await.attempts(), 1);
 }
 
-/// S1.13: ten retries, one every 10 ms, behind a holder that unlocks after 15 ms.
+/// S1.13: a call with ten retries, one every 10 ms, meets a holder that unlocks after 15 ms.
 async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
@@ -172,8 +171,8 @@ async fn a_mutex_unlocked_between_retries_is_acquired(stage: Stage) {
     assert!((2..=11).contains(&next.attempts()), "{}", next.attempts());
 }
 
-/// S0.6, S1.15: true if the mutex was held; false the second time, and after expiry. A caller that never acquired has
-/// no guard to unlock.
+/// S0.6, S1.15: an unlock returns true if the mutex was held, and false the second time, and after the expiry. A caller that never acquired
+/// has no guard that it could unlock.
 async fn unlocking_returns_whether_it_was_held(stage: Stage) {
     let [a, b] = stage.handles_of(ms(100));
     let mut guard = locked(&b).await;
@@ -184,7 +183,7 @@ async fn unlocking_returns_whether_it_was_held(stage: Stage) {
     assert!(!guard.unlock().await.expect("asks"));
 }
 
-/// S1.15, S1.16: all three predicates are true before the unlock and false after it.
+/// S1.15, S1.16: before the unlock all three predicates are true, and after it all are false.
 async fn unlocking_clears_all_predicates(stage: Stage) {
     let [a, _] = stage.handles();
     let mut guard = locked(&a).await;
@@ -214,7 +213,7 @@ async fn unlocking_lets_others_acquire(stage: Stage) {
     assert!(b.try_lock().await.expect("asks").is_some());
 }
 
-/// S0.7, S5.10: the flaws of a value that does not identify the holder, and of an unlock that does not compare it.
+/// S0.7, S5.10: it would be a flaw if the value did not identify the holder, or if an unlock did not compare it.
 async fn a_late_unlock_leaves_the_next_holder_alone(stage: Stage) {
     let [a, b] = stage.handles_of(ms(100));
     let mut late = locked(&a).await;
@@ -226,7 +225,7 @@ async fn a_late_unlock_leaves_the_next_holder_alone(stage: Stage) {
     assert!(next.unlock().await.expect("asks"));
 }
 
-/// S5.11: the flaw of an `ensure` that releases after a failed acquisition as well.
+/// S5.11: it would be a flaw to release after a failed acquisition, too, as an `ensure` does.
 async fn a_failed_acquisition_releases_nothing(stage: Stage) {
     let [a, _] = stage.handles();
     let guard = locked(&a).await;
@@ -236,7 +235,7 @@ async fn a_failed_acquisition_releases_nothing(stage: Stage) {
         let error = busy.synchronize(async |_| panic!("it must not run")).await;
         assert!(error.as_ref().is_err_and(LockError::is_busy), "{error:?}");
     }
-    // Their background work is done by then.
+    // After this, the background work of the nodes is done.
     stage.other.close().await;
     assert!(guard.is_owned().await.expect("asks"));
 }
@@ -248,7 +247,7 @@ async fn synchronize_excludes_others_and_lets_them_in_after(stage: Stage) {
     assert!(b.try_lock().await.expect("asks").is_some());
 }
 
-/// S1.19: the flaw of returning the unlock's result. Another client holds the mutex by then, and is not disturbed.
+/// S1.19: it would be a flaw to return the result of the unlock. By then another client holds the mutex, and is not disturbed.
 async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
     let [a, b] = stage.handles_of(SHORT);
     let mut other = None;
@@ -263,7 +262,7 @@ async fn synchronize_keeps_the_value_of_work_that_took_too_long(stage: Stage) {
     assert!(other.expect("it was free").is_owned().await.expect("asks"));
 }
 
-/// S5.2: a TTL of 20 s that is extended to 30 s is 30 s, not 50 s; a lost lock stays lost.
+/// S5.2: if a TTL of 20 s is extended to 30 s, it is 30 s, not 50 s. A lost lock is not created again.
 async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
     let [a, b] = stage.handles_of(ms(20_000));
     let guard = locked(&a).await;
@@ -283,8 +282,7 @@ async fn extending_starts_the_time_anew_and_creates_nothing(stage: Stage) {
     drop(other);
 }
 
-/// S5.3, S5.12: any client can read the rest of the holder's TTL. The holder's own estimate is lower, and costs no
-/// command.
+/// S5.3, S5.12: any client can read what is left of the holder's TTL. The holder's own estimate is lower, and sends no command.
 async fn a_busy_mutex_reports_how_long_it_may_take(stage: Stage) {
     let [a, b] = stage.handles_of(ms(50_000));
     assert_eq!(b.remaining().await.expect("asks"), None);
@@ -296,7 +294,7 @@ async fn a_busy_mutex_reports_how_long_it_may_take(stage: Stage) {
     assert!(own <= there && own > ms(40_000) && own <= ms(50_000 - 502), "{own:?}");
 }
 
-/// S5.7, S5.10: by any client, once. The holder is notified, and does not unlock the next holder's lock.
+/// S5.7, S5.10: any client can do that, once. The holder is notified, and its late unlock does not unlock the next holder's lock.
 async fn any_client_unlocks_by_force(stage: Stage) {
     let [a, b] = stage.handles();
     assert!(!b.force_unlock().await.expect("asks"), "it is free");
@@ -310,7 +308,7 @@ async fn any_client_unlocks_by_force(stage: Stage) {
     assert!(next.is_owned().await.expect("asks"));
 }
 
-/// S5.6: for tests of services without a server: a lock that is free, busy, or can not be reached.
+/// S5.6: services can be tested without a server, with a lock that is free, busy, or cannot be reached.
 async fn busy_and_unreachable_are_different_answers(stage: Stage) {
     let [a, b] = stage.handles();
     let guard = locked(&a).await;
@@ -323,7 +321,7 @@ async fn busy_and_unreachable_are_different_answers(stage: Stage) {
     assert!(matches!(b.is_locked().await, Err(LockError::Closed)));
 }
 
-/// Each case twice: on a server, and on the memory store with a paused clock.
+/// Makes two tests of each case: one on a server, and one on the memory store with a paused clock.
 macro_rules! cases {
     ($($case:ident,)+) => {
         mod on_redis {

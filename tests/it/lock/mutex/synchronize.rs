@@ -1,4 +1,4 @@
-//! `synchronize`: the lock ends with the work, however the work ends.
+//! `synchronize`: the lock ends with the work, in whatever way the work ends.
 
 use std::panic::AssertUnwindSafe;
 
@@ -8,8 +8,8 @@ use super::*;
 use crate::support::gate::Gate;
 use crate::support::probe::DropAt;
 
-/// S0.5, S1.18, S1.19: the flaws of returning the unlock's result instead of the value, and of a lock that stays when
-/// the work fails. The work receives the number of attempts, one, and its value is returned.
+/// S0.5, S1.18, S1.19: it would be a flaw to return the result of the unlock instead of the value, or to keep the lock when the work fails.
+/// The work receives the number of attempts, which is one, and its value is returned.
 #[tokio::test]
 async fn the_value_is_returned_and_the_mutex_unlocked() {
     let server = RedisServer::start();
@@ -25,7 +25,7 @@ async fn the_value_is_returned_and_the_mutex_unlocked() {
     free(&server, AT_ONCE).await;
 }
 
-/// S0.5, S1.19: with a TTL of 60 s, the lock is removed at once.
+/// S0.5, S1.19: the lock is removed at once, although it has a TTL of 60 s.
 #[tokio::test]
 async fn work_that_panics_unlocks() {
     let server = RedisServer::start();
@@ -38,7 +38,7 @@ async fn work_that_panics_unlocks() {
     drop(locked(&a).await);
 }
 
-/// S0.5: the call is dropped while the work runs, and at each await point before and after.
+/// S0.5: the call is dropped while the work runs, and at each await point before and after the work.
 #[tokio::test]
 async fn a_dropped_call_unlocks() {
     let server = RedisServer::start();
@@ -60,8 +60,8 @@ async fn a_dropped_call_unlocks() {
     free(&server, AT_ONCE).await;
 }
 
-/// S5.14: the flaw of spawning the release on a runtime that may not exist. A drop panics neither on a thread without
-/// a runtime nor after all runtimes have ended; the lock is released where a runtime is left.
+/// S5.14: it would be a flaw to spawn the release on a runtime that may not exist. A drop panics neither on a thread without a runtime nor
+/// after all runtimes have ended. If a runtime is left, the lock is released.
 #[test]
 fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let server = RedisServer::start();
@@ -82,7 +82,7 @@ fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     server.run::<()>(&["PEXPIRE", "sg1:m:{default:m}", "300"]);
     let second = runtime().expect("a runtime");
     second.block_on(async {
-        // The lock expires, and the handles work in another runtime.
+        // This lock expires, and its handles work in another runtime.
         connect(&locks).await;
         let mut guard = locked(&mutex(&locks)).await;
         assert!(guard.unlock().await.expect("asks"));

@@ -13,14 +13,14 @@ async fn ten_thousand_acquisitions_have_ten_thousand_tokens() {
         let mut guard = a.try_lock().await.expect("asks").expect("free");
         assert!(guard.fence() > last, "{} follows {last}", guard.fence());
         last = guard.fence();
-        // 128 bits that identify the node, and 128 bits that identify the acquisition.
+        // 128 bits of the token identify the node, and 128 bits identify the acquisition.
         assert_eq!(guard.token().len(), 65);
         assert!(tokens.insert(guard.token().to_owned()), "one handle had {} twice", guard.token());
         guard.unlock().await.expect("asks");
     }
 }
 
-/// S1.20, S0.7: two handles of one process are two owners, and so are two acquisitions of one handle.
+/// S1.20, S0.7: two handles of one process are two owners, and so are two acquisitions by one handle.
 #[tokio::test]
 async fn the_key_holds_the_token_of_its_present_holder() {
     let server = RedisServer::start();
@@ -36,8 +36,8 @@ async fn the_key_holds_the_token_of_its_present_holder() {
     assert_eq!(tokens.len(), 3);
 }
 
-/// S1.21: waiters rely on the server's clock, a holder on the monotonic clock. The toolkit reads no wall clock, so one
-/// that is an hour off changes nothing.
+/// S1.21: waiters rely on the server's clock, and a holder on the monotonic clock. The toolkit reads no wall clock, so a wall clock that is
+/// an hour off changes nothing.
 #[test]
 fn no_wall_clock_is_read() {
     fn no_clock_in(path: &std::path::Path) -> usize {
@@ -58,7 +58,7 @@ fn no_wall_clock_is_read() {
     assert!(files > 10);
 }
 
-/// S5.15: a server that lost its data has lost its locks, and two clients may hold one. The fence grows over the loss,
+/// S5.15: a server that has lost its data has lost its locks, so two clients may hold one. Fences grow beyond those from before the loss,
 /// so a resource can refuse the writes of the older holder.
 #[tokio::test]
 async fn a_server_that_forgot_everything_still_gives_greater_fences() {
@@ -82,7 +82,7 @@ async fn a_server_that_forgot_everything_still_gives_greater_fences() {
     }
 }
 
-/// S1.2, S3.9: no key of a mutex stays for ever, its fence included.
+/// S1.2, S3.9: no key of a mutex stays for ever, not even that of its fence.
 #[tokio::test]
 async fn only_a_mutexs_fence_stays_for_a_day() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! A waiter is notified, and sends nothing meanwhile.
+//! A waiter is notified, and sends no commands while it waits.
 
 use stampede_guard::lock::Waiting;
 
@@ -10,7 +10,7 @@ fn sent(monitor: Monitor<'_>) -> Commands {
     monitor.finish().without(["ping", "time"])
 }
 
-/// S1.8, S1.12: a handle's own state, and the calls that it refuses, cost no command.
+/// S1.8, S1.12: reading a handle's own state sends no command, and neither does a call that the handle refuses.
 #[tokio::test]
 async fn a_handles_own_state_costs_no_command() {
     let server = RedisServer::start();
@@ -33,7 +33,7 @@ async fn a_handles_own_state_costs_no_command() {
     assert_eq!(sent(monitor).total, 0, "it knows that it is over");
 }
 
-/// One command to acquire and one to release.
+/// An uncontended lock takes one command to acquire, and one to release.
 #[tokio::test]
 async fn an_uncontended_lock_is_two_commands() {
     let server = RedisServer::start();
@@ -47,7 +47,7 @@ async fn an_uncontended_lock_is_two_commands() {
     assert_eq!((commands.total, commands.of("evalsha")), (20, 20), "{commands:#?}");
 }
 
-/// The first lock opens the subscription, and asks again once it is subscribed: that is no wake-up by this mutex.
+/// The first lock opens the subscription, and asks again once that is open. This does not count as a wake-up by the mutex.
 #[tokio::test]
 async fn the_first_subscription_is_no_retry() {
     let server = RedisServer::start();
@@ -63,8 +63,8 @@ async fn the_first_subscription_is_no_retry() {
     assert!(guard.unlock().await.expect("asks"));
 }
 
-/// S0.8, S5.16: the holder keeps the mutex for a second, and the waiter sends one command in all. The server announces
-/// no key events, and is not configured to.
+/// S0.8, S5.16: while the holder keeps the mutex for a second, the waiter sends only one command. The server announces no key events, and
+/// is not configured to.
 #[tokio::test]
 async fn a_waiter_sends_one_command_however_long_it_waits() {
     let server = RedisServer::start();
@@ -78,7 +78,7 @@ async fn a_waiter_sends_one_command_however_long_it_waits() {
     assert!(holder.unlock().await.expect("asks"));
     let (next, took) = granted(next).await;
     let commands = sent(monitor);
-    // After a subscription that was renewed because the server paused, the waiter asks once more.
+    // If the subscription was renewed because the server stalled, the waiter has asked once more.
     let anew = commands.of("subscribe");
     let commands = commands.without(["subscribe"]);
     assert!(
@@ -92,7 +92,7 @@ async fn a_waiter_sends_one_command_however_long_it_waits() {
     assert_eq!(events, ["notify-keyspace-events", ""]);
 }
 
-/// S0.8: within 20 ms of the release. The median of 100 releases counts, compared with a plain command, since the
+/// S0.8: a waiter is woken within 20 ms of the release. The median of 100 releases counts, compared with a plain command, because the
 /// machine also runs other tests.
 #[tokio::test]
 async fn a_waiter_is_woken_at_once() {
@@ -118,8 +118,8 @@ async fn a_waiter_is_woken_at_once() {
     assert!(took[99] < AT_ONCE, "{took:?}");
 }
 
-/// S0.18: the flaw of waking all waiters at each release. 200 wait in four processes; the waiter that is granted the
-/// mutex sends nothing.
+/// S0.18: it would be a flaw to wake all waiters at each release. 200 waiters wait in four processes; the one that is granted the mutex
+/// sends nothing.
 #[tokio::test]
 async fn one_release_wakes_one_waiter() {
     let server = RedisServer::start();
@@ -140,8 +140,8 @@ async fn one_release_wakes_one_waiter() {
     assert_eq!(waiters.iter().filter(|waiter| waiter.is_finished()).count(), 1);
 }
 
-/// S0.23: waiters do not ask because of an extension, but once when the TTL that they knew of ends. Also where the
-/// server announces all key events.
+/// S0.23: an extension does not make waiters ask. They ask once, when the TTL that they knew of ends. This also holds where the server
+/// announces all key events.
 #[tokio::test]
 async fn extensions_do_not_wake_waiters() {
     let lanes = [Waiting::Notify, Waiting::Keyspace].map(|waiting| async move {
@@ -160,7 +160,7 @@ async fn extensions_do_not_wake_waiters() {
             tokio::time::sleep(ms(20)).await;
         }
         let commands = sent(monitor);
-        // A look each 3 s, and the looks with which each way of waiting begins.
+        // There is one look per 3 s, and the looks with which each way of waiting begins.
         let looks = commands.total - extensions;
         assert!(looks <= 8, "{waiting:?}: {extensions} extensions, {looks} looks: {commands:#?}");
         assert!(extensions > 3, "{extensions}");
@@ -185,7 +185,7 @@ async fn a_mutex_can_be_configured_like_redis_mutex() {
     assert!((5_000..=10_000).contains(&pttl(&server, a.key())));
     let started = Instant::now();
     let error = b.lock().await.expect_err("busy");
-    // Fewer than ten on a busy machine, where pauses are longer.
+    // On a busy machine, where pauses are longer, there are fewer than ten attempts.
     assert!(matches!(error, LockError::AcquireTimeout { attempts: 2..=12, .. }), "{error:?}");
     assert!((ms(1_000)..ms(1_000) + AT_ONCE).contains(&started.elapsed()), "{:?}", started.elapsed());
     assert!(b.try_lock().await.expect("asks").is_none());

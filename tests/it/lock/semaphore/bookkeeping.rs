@@ -1,4 +1,4 @@
-//! The semaphore's keys on the server: their creation, names, layout and times to live.
+//! The semaphore's keys on the server: how they are created, their names, their layout and their times to live.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -8,8 +8,8 @@ use futures_util::future::join_all;
 use super::*;
 use crate::support::monitor::Monitor;
 
-/// S4.21, S4.22: the flaw of a list that loses its TTL when it is emptied. Three nodes take random steps; after each
-/// step, every key has a TTL.
+/// S4.21, S4.22: it would be a flaw to use a list, which loses its TTL when it is emptied. Three nodes take random steps, and after each
+/// step every key has a TTL.
 #[tokio::test]
 async fn every_key_has_a_time_to_live_after_every_step() {
     let server = RedisServer::start();
@@ -64,8 +64,8 @@ async fn no_key_is_outside_the_namespace() {
     next.abort();
 }
 
-/// S4.30: data of a later version or of another program. Every call fails with an error that says so, however long it
-/// may wait, and nothing is overwritten.
+/// S4.30: there is data of a later version, or of another program. Every call fails with an error that says so, however long it may wait,
+/// and nothing is overwritten.
 #[tokio::test]
 async fn an_unknown_layout_is_an_error_and_is_left_alone() {
     let server = RedisServer::start();
@@ -136,13 +136,13 @@ async fn another_number_of_permits_is_reported_and_changes_nothing() {
             && warnings[0].contains("expected=3")
             && warnings[0].contains("actual=5")
     );
-    // Permits added later are no contradiction.
+    // Permits that are added later do not contradict the number.
     drop(held);
     five.add_permits(1).await.expect("asks");
     assert!(!five.ensure_created().await.expect("5 is what it was made with"));
 }
 
-/// S4.33 between processes.
+/// S4.33 for two processes that name different numbers.
 #[tokio::test]
 async fn processes_that_disagree_on_the_number_get_an_error() {
     let server = RedisServer::start();
@@ -163,8 +163,8 @@ async fn processes_that_disagree_on_the_number_get_an_error() {
     assert_eq!((available(&semaphore).await, semaphore.capacity().await.expect("asks")), (0, 5));
 }
 
-/// S4.34: the flaw of two clients that both believe to be the first. Five nodes make fifty acquisitions at once,
-/// twenty times.
+/// S4.34: it would be a flaw if two clients both believed to be the first. Five nodes make fifty acquisitions at once, in each of twenty
+/// rounds.
 #[tokio::test]
 async fn fifty_first_acquisitions_make_one_semaphore() {
     let server = RedisServer::start();
@@ -180,7 +180,7 @@ async fn fifty_first_acquisitions_make_one_semaphore() {
     }
 }
 
-/// S3.12 for permits: a server that lost the scripts receives them again, and each step is one command.
+/// S3.12 for permits: a server that has lost the scripts receives them again, and each step is one command.
 #[tokio::test]
 async fn each_step_is_one_script_and_survives_the_loss_of_all_scripts() {
     let stage = Stage::on_redis().await;

@@ -1,4 +1,4 @@
-//! Only the server's clock counts; the clients' clocks are not read.
+//! Only the server's clock counts. The clients' clocks are not read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::redis::clock::Relay;
 
-/// S3.18, S4.26: one client sees the server's clock 5 s behind, another sees it 5 s ahead; then an hour each. Waiters
-/// are served in the order of their requests, and no holder loses its permit.
+/// S3.18, S4.26: to one client the server's clock looks 5 s slow, to another one 5 s fast; then an hour each. Waiters are served in the
+/// order of their requests, and no holder loses its permit.
 #[tokio::test]
 async fn clients_with_different_clocks_are_served_in_order_of_request() {
     for skew in [5, 3_600] {
@@ -44,14 +44,14 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// S3.6, S4.26: the flaw of a wall clock that is set, so that a wait times out or a permit looks stale. A test can not
-/// set this machine's clock, but a clock that is never read can not be wrong.
+/// S3.6, S4.26: if a wall clock that is set were read, a wait could time out, or a permit look stale. A test cannot set this machine's
+/// clock, but a clock that is never read cannot do harm.
 #[test]
 fn no_lock_reads_a_wall_clock() {
     let source = crate::support::root().join("src");
     let mut seen = 0;
     for file in files(&source.join("lock")).into_iter().chain(files(&source.join("store"))) {
-        // Relative to `src`: the path of the checkout may contain any word.
+        // The path is relative to `src`, because the path of the checkout may contain any word.
         let path = file.strip_prefix(&source).expect("in it").display().to_string();
         if !(path.contains("lock") || path.contains("mutex_") || path.contains("semaphore_")) {
             continue;

@@ -1,19 +1,19 @@
-//! A process, a connection or an answer that is lost in the middle costs the other clients one lease at most, and
-//! neither loses nor doubles a permit.
+//! If a process, a connection or an answer is lost at any moment, that costs the other clients at most one lease, and no permit is lost or
+//! doubled.
 
 use futures_util::future::join_all;
 
 use super::*;
 use crate::support::proxy::{Mode, Proxy};
 
-/// Long enough for a busy machine to renew it in time, short enough to wait for.
+/// Long enough for a busy machine to renew it in time, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(3);
-/// A lease in milliseconds. A client that waited for its end would fail the test.
+/// A lease in milliseconds. A test fails if a client waits for its end.
 const LONG: u64 = 120_000;
-/// The lease of holders that are killed by the dozen.
+/// The lease of holders that are killed in large numbers.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Exactly this many permits can be acquired.
+/// Checks that exactly this many permits can be acquired.
 async fn there_are_exactly(permits: u32, semaphore: &Semaphore) {
     let mut held = Vec::new();
     for _ in 0..permits {
@@ -25,7 +25,7 @@ async fn there_are_exactly(permits: u32, semaphore: &Semaphore) {
     }
 }
 
-/// S4.16, S4.35: the next waiter has the permit when the lease ends, also if the holder renewed it until its death.
+/// S4.16, S4.35: the next waiter gets the permit when the lease ends, also if the holder renewed it until it was killed.
 #[tokio::test]
 async fn a_killed_holder_costs_one_lease() {
     let killed = async |renewing: bool| {
@@ -52,7 +52,7 @@ async fn a_killed_holder_costs_one_lease() {
     tokio::join!(killed(false), killed(true));
 }
 
-/// Waiters that died in the queue delay no later waiter.
+/// Waiters that have died in the queue delay no later waiter.
 #[tokio::test]
 async fn killed_waiters_are_passed_over() {
     let server = RedisServer::start();
@@ -75,9 +75,8 @@ async fn killed_waiters_are_passed_over() {
     there_are_exactly(1, &semaphore).await;
 }
 
-/// A grant reaches the connection of a stopped process. That costs the lease of the stopped waiter, as if it had been
-/// killed, however long the previous holder's lease was. When the process resumes, it does not take itself for the
-/// holder, and waits for another permit.
+/// A grant reaches the connection of a stopped process. That costs the lease of the stopped waiter, as if it had been killed, however long
+/// the previous holder's lease was. When the process resumes, it notices that it is not the holder, and waits for another permit.
 #[tokio::test]
 async fn a_stopped_waiter_costs_one_lease_and_waits_on() {
     let stopped = async |others: Duration| {
@@ -112,8 +111,8 @@ async fn a_stopped_waiter_costs_one_lease_and_waits_on() {
     tokio::join!(stopped(LEASE), stopped(LEASE * 20));
 }
 
-/// S4.14: the flaw of a grant that is not recorded with its holder. Ten processes with twenty waiters each are killed
-/// while they are granted their permits.
+/// S4.14: it would be a flaw not to record a grant with its holder. Ten processes with twenty waiters each are killed while they are
+/// granted their permits.
 #[tokio::test]
 async fn two_hundred_waiters_killed_at_their_grant_lose_no_permit() {
     const PROCESSES: usize = 10;
@@ -158,8 +157,8 @@ async fn two_hundred_waiters_killed_at_their_grant_lose_no_permit() {
     assert!(killed_as_holders > 0, "no process was killed at a grant");
 }
 
-/// S4.13: the flaw of a half-created semaphore, on which every client waits for ever. Eight processes are killed while
-/// each creates 25 semaphores.
+/// S4.13: it would be a flaw to leave a semaphore half created, on which every client waits for ever. Eight processes are killed while each
+/// of them creates 25 semaphores.
 #[tokio::test]
 async fn processes_killed_while_they_create_block_no_client() {
     const PROCESSES: usize = 8;
@@ -205,12 +204,12 @@ async fn behind_a_proxy() -> (RedisServer, Proxy, [Semaphore; 2]) {
     (server, proxy, handles)
 }
 
-/// Acquires a free permit through the proxy, and repeats the call until the store answers.
+/// Acquires a free permit through the proxy. Repeats the call until the store answers.
 async fn free_behind(behind: &Semaphore) -> Permit {
     retried(async || behind.acquire(Wait::Now).await).await.expect("one is free")
 }
 
-/// A permit is granted and the answer lost: the caller gets an error, and the permit is free again at once.
+/// A permit is granted and the answer lost: the caller receives an error, and the permit is free again at once.
 #[tokio::test]
 async fn a_permit_is_released_when_the_answer_to_its_grant_is_lost() {
     let unanswered = async |wait: Wait| {
@@ -228,7 +227,7 @@ async fn a_permit_is_released_when_the_answer_to_its_grant_is_lost() {
     tokio::join!(unanswered(Wait::Now), unanswered(Wait::For(ms(200))), unanswered(Wait::Forever));
 }
 
-/// A permit is released and the answer lost: its holder may release it again, without effect on other holders.
+/// A permit is released and the answer lost: its holder may release it again, which does not affect other holders.
 #[tokio::test]
 async fn a_release_with_a_lost_answer_counts_once() {
     let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
@@ -245,8 +244,7 @@ async fn a_release_with_a_lost_answer_counts_once() {
     assert!(none_is_free(&direct).await, "it was not released twice");
 }
 
-/// A permit that is dropped while the server is unreachable is released once the server is reachable, not when its
-/// lease ends.
+/// A permit is dropped while the server is unreachable. It is released once the server is reachable, not only when its lease ends.
 #[tokio::test]
 async fn a_permit_dropped_while_disconnected_is_released_on_reconnection() {
     let (_server, proxy, [behind, direct]) = behind_a_proxy().await;
@@ -260,7 +258,7 @@ async fn a_permit_dropped_while_disconnected_is_released_on_reconnection() {
     there_are_exactly(2, &direct).await;
 }
 
-/// The connections are dead without a sign, as after a firewall forgot them: for the server, the grant has arrived.
+/// The connections are dead without a sign, as when a firewall has forgotten them. To the server, the grant has arrived.
 #[tokio::test]
 async fn a_grant_into_a_dead_connection_is_found() {
     let (server, proxy, [behind, direct]) = behind_a_proxy().await;
@@ -281,8 +279,8 @@ async fn a_grant_into_a_dead_connection_is_found() {
     there_are_exactly(2, &direct).await;
 }
 
-/// The subscription that would bring the grant is cut just before the release: the waiter finds its grant after it has
-/// subscribed again.
+/// The subscription on which the grant would arrive is cut just before the release. The waiter finds its grant after it has subscribed
+/// again.
 #[tokio::test]
 async fn a_grant_sent_while_unsubscribed_is_found() {
     let server = RedisServer::start();
@@ -304,7 +302,7 @@ async fn a_grant_sent_while_unsubscribed_is_found() {
     there_are_exactly(1, &a).await;
 }
 
-/// The server loses all its data, and no connection notices.
+/// The server loses all its data, and all connections stay open.
 #[tokio::test]
 async fn waiters_outlive_flushall() {
     let server = RedisServer::start();
@@ -322,7 +320,7 @@ async fn waiters_outlive_flushall() {
     there_are_exactly(1, &a).await;
 }
 
-/// The server loses all its data, and all connections break. No waiter waits for a lease from before.
+/// The server loses all its data, and all connections break. No waiter waits for the end of a lease from before.
 #[tokio::test]
 async fn waiters_outlive_the_server() {
     let server = RedisServer::start();

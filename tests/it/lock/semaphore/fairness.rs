@@ -4,7 +4,7 @@ use super::*;
 
 const LEASE: &str = "60000";
 
-/// S4.2: twenty times, twenty waiters of four processes are served in the order in which they queued.
+/// S4.2: in each of twenty rounds, twenty waiters of four processes are served in the order in which they queued.
 #[tokio::test]
 async fn waiters_of_four_processes_are_served_in_their_order() {
     const WAITERS: usize = 20;
@@ -40,8 +40,8 @@ async fn waiters_of_four_processes_are_served_in_their_order() {
     }
 }
 
-/// Invariant 2 of the store: a released permit goes to the head of the queue, not to the client that asks at that
-/// moment. Two released permits go to the first two waiters.
+/// Invariant 2 of locks: a released permit goes to the head of the queue, not to a client that asks at that moment. Two released permits go
+/// to the first two waiters.
 #[tokio::test]
 async fn no_client_overtakes_the_queue() {
     let server = RedisServer::start();
@@ -58,7 +58,7 @@ async fn no_client_overtakes_the_queue() {
             let mut barged = 0;
             while a.waiting().await.expect("asks") > 0 {
                 let got = c.acquire(Wait::Now).await.expect("asks");
-                // Counts only while the queue is not empty: the last waiter may have been served before this request.
+                // This only counts as barging in while the queue is not empty: the last waiter may have been served before this request.
                 barged += usize::from(got.is_some() && a.waiting().await.expect("asks") > 0);
             }
             barged

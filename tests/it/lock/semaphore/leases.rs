@@ -1,5 +1,4 @@
-//! Leases: how long an inactive holder's permit is lost to the others, and what an action after the end of the lease
-//! does.
+//! Leases: for how long others cannot use the permit of a holder that does nothing, and what a call after the end of the lease does.
 
 use super::*;
 
@@ -18,10 +17,10 @@ cases! {
     a_waiter_that_is_not_polled_costs_its_lease_and_a_moment,
 }
 
-/// For permits that are left to their end, and that the test does not have to hold meanwhile.
+/// For permits whose leases should end, and that the test does not have to hold before that.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// Long enough for a busy machine to act within it, short enough to wait for.
+/// Long enough for a busy machine to act within it, and short enough to wait for its end.
 const LONGER: Duration = Duration::from_secs(3);
 
 impl Stage {
@@ -34,8 +33,7 @@ async fn is_stale(permit: &Permit) {
     eventually("its lease ends", SOON, async || !permit.is_held().await.expect("asks")).await;
 }
 
-/// S4.16, S4.17, S4.9: a permit stays held until its lease ends; then `release_stale` or another `acquire` takes it
-/// back.
+/// S4.16, S4.17, S4.9: a permit is held until its lease ends. After that, `release_stale` or another `acquire` takes it back.
 async fn a_permit_comes_back_when_its_lease_is_over(stage: Stage) {
     let [looking, acquiring] = ["looking", "acquiring"].map(|name| {
         [&stage.one, &stage.other].map(|locks| locks.semaphore(name, 1).lease(LONGER).build().expect("valid"))
@@ -59,7 +57,7 @@ async fn a_permit_comes_back_when_its_lease_is_over(stage: Stage) {
     }
 }
 
-/// S4.16, S4.17: a waiter needs no help from another client.
+/// S4.16, S4.17: a waiter gets such a permit without a call by another client.
 async fn a_waiter_gets_the_permit_when_its_lease_is_over(stage: Stage) {
     let [a, _] = stage.leased(1);
     let b = with(&stage.other, 1, |builder| builder);
@@ -71,7 +69,7 @@ async fn a_waiter_gets_the_permit_when_its_lease_is_over(stage: Stage) {
     assert!(next.is_held().await.expect("asks"));
 }
 
-/// S3.20: a permit that is refreshed at 0.5 of its lease is held at 1.1; and a refresh adds no more than one lease.
+/// S3.20: a permit that is refreshed after half of its lease is still held after 1.1 leases; a refresh adds no more than one lease.
 async fn a_refresh_starts_the_lease_anew(stage: Stage) {
     let lease = ms(4_000);
     let [a, b] = stage.handles_with(1, |builder| builder.lease(lease));
@@ -87,7 +85,7 @@ async fn a_refresh_starts_the_lease_anew(stage: Stage) {
     is_stale(&held).await;
 }
 
-/// S3.20, S3.21: as in the book's tests of evicted holders.
+/// S3.20, S3.21: as in the book's tests of holders that were evicted.
 async fn a_lost_permit_is_not_refreshed_and_not_released(stage: Stage) {
     let [a, b] = stage.leased(1);
     let mut lost = free(&a).await;
@@ -102,8 +100,8 @@ async fn a_lost_permit_is_not_refreshed_and_not_released(stage: Stage) {
     assert!(!own.release().await.expect("asks").was_held);
 }
 
-/// S4.18: the flaw that gives one permit two holders. The permit was taken back and granted to another client before
-/// its old holder releases it.
+/// S4.18: it would be a flaw to give one permit two holders. Here a permit was taken back and granted to another client before its old
+/// holder releases it.
 async fn a_late_release_adds_no_permit(stage: Stage) {
     let [a, b] = stage.leased(2);
     let mut late: [Permit; 2] = tokio::join!(free(&a), free(&a)).into();
@@ -125,7 +123,7 @@ async fn a_late_release_adds_no_permit(stage: Stage) {
     assert_eq!((available(&a).await, a.capacity().await.expect("asks")), (2, 2), "never three");
 }
 
-/// S4.19: ten calls at once, in two nodes.
+/// S4.19: ten calls in two nodes try that at once.
 async fn each_stale_permit_is_taken_back_once(stage: Stage) {
     let [a, b] = stage.leased(3);
     let held: [Permit; 3] = tokio::join!(free(&a), free(&b), free(&a)).into();
@@ -138,7 +136,7 @@ async fn each_stale_permit_is_taken_back_once(stage: Stage) {
     assert_eq!((total, available(&a).await), (3, 3));
 }
 
-/// S4.35: over two leases. The renewal ends when the permit is dropped.
+/// S4.35: the permit is renewed for two leases. When it is dropped, the renewal ends.
 async fn a_renewed_permit_is_never_stale(stage: Stage) {
     let [a, b] = stage.handles_with(1, |builder| builder.lease(LONGER).auto_renew(true));
     let held = free(&a).await;
@@ -153,7 +151,7 @@ async fn a_renewed_permit_is_never_stale(stage: Stage) {
     assert_eq!(b.release_stale().await.expect("asks"), 0, "and not left to its end");
 }
 
-/// The semaphore is deleted, and the holder's next renewal finds that out.
+/// The semaphore is deleted, which the holder's next renewal notices.
 async fn a_holder_learns_that_its_permit_is_lost(stage: Stage) {
     let [a, b] = stage.handles_with(1, |builder| builder.lease(LEASE).auto_renew(true));
     let held = free(&a).await;
@@ -168,7 +166,7 @@ async fn a_holder_learns_that_its_permit_is_lost(stage: Stage) {
     assert!(!b.exists().await.expect("asks"), "a refresh creates nothing");
 }
 
-/// S4.20: the flaw of keys that expire while permits are held, which loses or doubles permits.
+/// S4.20: it would be a flaw if keys expired while permits are held, because permits would be lost or doubled.
 async fn a_semaphore_outlives_its_idle_time_while_permits_are_held(stage: Stage) {
     let idle = |builder: SemaphoreBuilder| builder.idle_ttl(ms(200)).lease(LEASE * 5);
     let [a, b] = stage.handles_with(2, idle);
@@ -188,14 +186,13 @@ async fn a_semaphore_outlives_its_idle_time_while_permits_are_held(stage: Stage)
     assert_eq!(available(&a).await, 2);
 }
 
-/// S4.21, S4.22: a semaphore expires whether it was used, released, or held by a client that went away; added permits
-/// expire with it.
+/// S4.21, S4.22: a semaphore expires, whether it was only used, released, or held by a client that went away. Added permits expire with it.
 async fn a_semaphore_expires_after_its_idle_time(stage: Stage) {
     let uses = async |name: &'static str| {
         let [a, b] = [&stage.one, &stage.other]
             .map(|locks| locks.semaphore(name, 2).idle_ttl(LEASE * 2).lease(LEASE).build().expect("valid"));
         let since = Instant::now();
-        // A held permit keeps the semaphore for twice its lease and a second, if that is longer.
+        // A held permit keeps the semaphore for twice its lease and a second, if that is longer than the idle time.
         let mut lasts = LEASE * 2;
         let mut unreleased = None;
         match name {
@@ -229,7 +226,7 @@ async fn permits_with_ended_leases_are_all_free_again(stage: Stage) {
     assert!(none_is_free(&a).await);
 }
 
-/// A waiter's future that is not polled, as in a `select!` loop that is busy in another branch.
+/// The future of a waiter is not polled, as in a `select!` loop that is busy in another branch.
 async fn a_waiter_that_is_not_polled_costs_its_lease_and_a_moment(stage: Stage) {
     let [a, b] = stage.leased(1);
     let mut held = free(&with(&stage.one, 1, |builder| builder.lease(SOON))).await;

@@ -1,4 +1,4 @@
-//! Waiters that leave: a dropped future takes neither a permit nor a position in the queue with it.
+//! Waiters that leave: when a future is dropped, neither a permit nor a position in the queue is lost with it.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ cases! {
     waiters_that_leave_at_random_lose_no_permit,
 }
 
-/// S4.15: an acquisition is dropped at each of its await points: of a free permit, and of a permit that is released
-/// while it waits, with and without another waiter behind it.
+/// S4.15: an acquisition is dropped at each of its await points. The permit is free, or is released while the acquisition waits, with and
+/// without another waiter behind it.
 async fn a_wait_dropped_at_any_point_loses_no_permit(stage: Stage) {
     for (busy, behind) in [(false, false), (true, false), (true, true)] {
         for n in 0.. {
@@ -39,7 +39,7 @@ async fn a_wait_dropped_at_any_point_loses_no_permit(stage: Stage) {
                 drop(granted(next).await);
                 stage.took(since, Duration::ZERO);
             }
-            // If it acquired a permit after all, the drop released it.
+            // If the acquisition got a permit after all, its drop has released that.
             let done = dropped.await.expect("joined");
             eventually_eq("all is free again", AT_ONCE, (1, 0), async || {
                 (available(&b).await, b.waiting().await.expect("asks"))
@@ -53,8 +53,8 @@ async fn a_wait_dropped_at_any_point_loses_no_permit(stage: Stage) {
     }
 }
 
-/// S4.15: the flaw of granting the permit to a waiter that has left. A thousand times, one of three waiters leaves at
-/// about the moment of the release, or not at all; the permit reaches the last waiter at once.
+/// S4.15: it would be a flaw to grant the permit to a waiter that has left. A thousand times, one of three waiters leaves at about the
+/// moment of the release, or not at all. The permit reaches the last waiter at once.
 async fn waiters_that_leave_at_random_lose_no_permit(stage: Stage) {
     const ROUNDS: usize = 1_000;
     const LANES: usize = 8;
@@ -66,9 +66,9 @@ async fn waiters_that_leave_at_random_lose_no_permit(stage: Stage) {
             let [a, b] = [&stage.one, &stage.other]
                 .map(|locks| locks.semaphore(("lane", lane), 1).build().expect("valid"));
             for _ in 0..ROUNDS / LANES {
-                // A permit of the last round, acquired by a waiter that left, may still be on its way back.
+                // A waiter that left may have acquired the permit of the last round, which may still be on its way back.
                 let mut held = a.acquire(Wait::Forever).await.expect("asks").expect("it waits for ever");
-                // One waiter is dropped, the other's timeout ends.
+                // One of these waiters is dropped, and the other one times out.
                 let leaving = [(&a, true), (&b, false)].map(|(semaphore, dropped)| {
                     let (semaphore, left) = (semaphore.clone(), left.clone());
                     let patience = Duration::from_micros(fastrand::u64(..4_000));

@@ -1,9 +1,9 @@
-//! The semaphore on real Redis servers, and in real processes where that matters: each file tests one promise.
+//! The semaphore on real Redis servers, and in real processes if a test needs them: each file tests one promise.
 //!
-//! A *node* is a separate `Locks`. Nodes in this process stand for processes where only the store connects them. All
-//! have the documented minimal rights.
+//! A *node* is a separate `Locks`. Nodes in this process stand for processes that are connected only by the store. All have the documented
+//! minimal rights.
 
-/// Each case twice: on a server, and on the memory store with a paused clock.
+/// Makes two tests of each case: one on a server, and one on the memory store with a paused clock.
 macro_rules! cases {
     ($($case:ident,)+) => {
         mod on_redis {
@@ -54,8 +54,7 @@ async fn nodes<const N: usize>(server: &RedisServer) -> [Locks; N] {
     nodes.try_into().expect("so many")
 }
 
-/// A handle on the semaphore that most tests use. Its lease is longer than any test, so a test that waits for its end
-/// fails.
+/// A handle on the semaphore that most tests use. Its lease is longer than any test, so a test fails if it waits for the end of the lease.
 fn semaphore(locks: &Locks, permits: u32) -> Semaphore {
     with(locks, permits, |builder| builder)
 }
@@ -106,7 +105,7 @@ async fn queued(semaphore: &Semaphore, waiters: u32) {
     eventually_eq("they wait", SOON, waiters, async || semaphore.waiting().await.expect("asks")).await;
 }
 
-/// The result of a wait that must end.
+/// The result of a wait, which must end within [`SOON`].
 async fn ended(waiter: Waiter) -> Result<Option<Permit>, LockError> {
     tokio::time::timeout(PATIENCE, waiter).await.expect("the wait has an end").expect("joined")
 }
@@ -134,7 +133,7 @@ impl Stage {
         Self { one: Locks::new(store.clone()), other: Locks::new(store), server: None }
     }
 
-    /// A handle in each node.
+    /// A handle on the semaphore in each node.
     fn handles(&self, permits: u32) -> [Semaphore; 2] {
         self.handles_with(permits, |builder| builder)
     }
@@ -147,14 +146,14 @@ impl Stage {
         [&self.one, &self.other].map(|locks| with(locks, permits, &set))
     }
 
-    /// Checks that a step took `expected`, and no more than the machine adds.
+    /// Checks that a step took `expected`, and no more in addition than the machine may.
     fn took(&self, since: Instant, expected: Duration) {
         let slack = if self.server.is_some() { AT_ONCE } else { ms(10) };
         let took = since.elapsed();
         assert!((expected..=expected + slack).contains(&took), "{took:?} instead of {expected:?}");
     }
 
-    /// On a server: these keys exist and no others.
+    /// On a server, checks that these keys exist and no others.
     fn keys(&self, expected: &[&str]) {
         if let Some(server) = &self.server {
             assert_eq!(server.keys(), expected);
@@ -168,21 +167,21 @@ struct Config {
     redis: String,
 }
 
-/// How an acquisition in a child ended.
+/// How an acquisition that a child made has ended.
 #[derive(Debug, Serialize, Deserialize)]
 struct Taken {
     token: Option<String>,
     error: Option<String>,
-    /// [`wall_ns`] when it ended.
+    /// When it ended, by [`wall_ns`].
     at: u64,
 }
 
-/// A child that obeys one command a line:
+/// A child that obeys commands, one per line:
 ///
-/// - `take <as> <semaphore> <permits> <lease in ms> forever|now|<ms> [renewing]`: acquires a permit in a task of its
-///   own; answered by an event `<as>` with [`Taken`]
+/// - `take <as> <semaphore> <permits> <lease in ms> forever|now|<ms> [renewing]`: acquires a permit in a separate task; answered by an
+///   event `<as>` with [`Taken`]
 /// - `leave <as>`: aborts that task
-/// - `give <as>`: answered by an event `gave`, whether it was held and how many are available
+/// - `give <as>`: releases; answered by an event `gave`, which says whether the permit was held and how many are available
 /// - `ensure <semaphore> <permits>`: answered by an event `ensured`, with the error if there is one
 fn permits(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {

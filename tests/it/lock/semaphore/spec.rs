@@ -20,7 +20,7 @@ cases! {
     free_and_held_permits_add_up_to_the_capacity,
 }
 
-/// S4.10, S4.11: reading creates nothing.
+/// S4.10, S4.11: reading the state of a semaphore creates nothing.
 async fn an_unused_semaphore_has_all_its_permits_and_no_keys(stage: Stage) {
     let [a, b] = stage.handles(5);
     for semaphore in [&a, &b] {
@@ -56,7 +56,7 @@ async fn a_semaphore_exists_from_its_first_use_until_it_is_deleted(stage: Stage)
     assert_eq!(available(&b).await, 0);
 }
 
-/// S3.17, S4.3, S4.10: five of five permits are granted and no sixth; a released permit can be granted again.
+/// S3.17, S4.3, S4.10: of five permits, five are granted and no sixth. A permit that was released can be granted again.
 async fn as_many_are_granted_as_there_are_permits(stage: Stage) {
     let [a, b] = stage.handles(5);
     let mut held = Vec::new();
@@ -77,7 +77,7 @@ async fn as_many_are_granted_as_there_are_permits(stage: Stage) {
     assert_eq!(available(&a).await, 5);
 }
 
-/// S4.4: the second client waits for a second, and gets nothing.
+/// S4.4: the second client waits for a second, and receives none.
 async fn one_permit_is_a_mutex(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
@@ -89,7 +89,7 @@ async fn one_permit_is_a_mutex(stage: Stage) {
     assert_eq!(free(&b).await.attempts(), 1);
 }
 
-/// S4.5, S4.36: no wait, a wait for a fraction of a second, and a wait without limit.
+/// S4.5, S4.36: a call does not wait, or waits for a fraction of a second, or without a limit.
 async fn a_wait_lasts_for_its_configured_time(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
@@ -114,7 +114,7 @@ async fn a_wait_lasts_for_its_configured_time(stage: Stage) {
     assert!(next.waited() >= ms(400), "{:?}", next.waited());
 }
 
-/// S4.6, S4.24: also for added permits, which all had the same token in the earlier system.
+/// S4.6, S4.24: this also holds for added permits, all of which had the same token in the earlier system.
 async fn each_permit_has_a_unique_token(stage: Stage) {
     let [a, b] = stage.handles(1);
     for _ in 0..3 {
@@ -166,7 +166,7 @@ async fn work_that_fails_or_panics_gives_its_permit_back(stage: Stage) {
     eventually_eq("it is released", AT_ONCE, 1, async || available(&b).await).await;
 }
 
-/// S3.21, S4.8: the second release reports that the permit was not held, without asking the server.
+/// S3.21, S4.8: the second release reports that the permit was not held, and sends no command.
 async fn a_permit_is_released_once(stage: Stage) {
     let [a, b] = stage.handles(1);
     let mut held = free(&a).await;
@@ -180,7 +180,7 @@ async fn a_permit_is_released_once(stage: Stage) {
     assert_eq!(available(&a).await, 0);
 }
 
-/// S4.9: whether any token holds a permit, or this very token.
+/// S4.9: any client can ask whether there are holders, and whether this token is one of them.
 async fn any_client_sees_which_tokens_hold(stage: Stage) {
     let [a, b] = stage.handles(2);
     let (mut one, two) = (free(&a).await, free(&b).await);
@@ -202,7 +202,7 @@ async fn any_client_sees_which_tokens_hold(stage: Stage) {
     }
 }
 
-/// S4.29, S4.32: a caller whose acquisition is refused holds no permit, and the counts are as before.
+/// S4.29, S4.32: a caller whose acquisition is refused holds no permit, and all counts are as before.
 async fn a_refused_acquisition_holds_nothing(stage: Stage) {
     let [a, b] = stage.handles(1);
     let held = free(&a).await;
@@ -215,7 +215,7 @@ async fn a_refused_acquisition_holds_nothing(stage: Stage) {
     assert_eq!(holders.iter().map(|holder| &*holder.token).collect::<Vec<_>>(), [held.token()]);
 }
 
-/// S4.23: one permit and three added ones are four. Added permits go to waiters first; those that are left are available.
+/// S4.23: one permit and three added ones are four. Added permits are granted to waiters first, and the rest are available.
 async fn permits_are_added(stage: Stage) {
     let [a, b] = stage.handles(1);
     assert!(a.ensure_created().await.expect("asks"));
@@ -250,7 +250,7 @@ async fn any_process_releases_a_permit_by_its_token(stage: Stage) {
     assert_eq!(available(&b).await, 1);
 }
 
-/// S4.25: the sum holds after every step.
+/// S4.25: the sum of free and held permits is right after every step.
 async fn free_and_held_permits_add_up_to_the_capacity(stage: Stage) {
     let [a, b] = stage.handles(3);
     let mut held = Vec::new();

@@ -1,5 +1,5 @@
-//! Many clients of several processes on few permits: never too many holders, no waiter is passed over or starves, also
-//! when processes are killed in the middle.
+//! Many clients of several processes share few permits: there are never too many holders, and no waiter is passed over or starves, even if
+//! processes are killed meanwhile.
 
 use futures_util::future::join_all;
 use redis::AsyncCommands as _;
@@ -15,23 +15,23 @@ const PERMITS: u32 = 5;
 #[derive(Serialize, Deserialize)]
 struct Config {
     redis: String,
-    /// A user with rights on the key `inside`, in which the clients count the holders themselves.
+    /// The URL of a user with rights on the key `inside`, in which the clients themselves count the holders.
     witness: String,
     lease_ms: u64,
     lasts_ms: u64,
 }
 
-/// The report of one client.
+/// What one client reports.
 #[derive(Debug, Serialize, Deserialize)]
 struct Share {
     permits: u32,
-    /// The highest count of holders that it saw while it held a permit, itself included.
+    /// The highest number of holders that the client counted while it held a permit, itself included.
     most_inside: u32,
-    /// How many permits were no longer held when it released them.
+    /// How many of its permits were no longer held when the client released them.
     lost: u32,
 }
 
-/// The role `permits.storm`: clients that acquire and release until their time ends, or they are killed.
+/// The role `permits.storm`: a process whose clients acquire and release until their time ends, or they are killed.
 pub(super) fn clients(mut child: Child) -> BoxFuture<'static, ()> {
     Box::pin(async move {
         let config: Config = child.config();
@@ -70,8 +70,7 @@ fn start(server: &RedisServer, n: usize, lease: Duration, lasts: Duration) -> Fl
     Fleet::spawn(n, "permits.storm", &config)
 }
 
-/// Runs 32 clients on five permits for `lasts`. For every 100 permits of any client, each other client gets at least
-/// `of_100`.
+/// Runs 32 clients on five permits for `lasts`. For every 100 permits that any client gets, each other client must get at least `of_100`.
 async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let server = RedisServer::start();
     let locks = node(&server).await;
@@ -79,7 +78,7 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     fleet.wait_ready().await;
     let monitor = Monitor::start(&server);
     fleet.go();
-    // The time limit of `results` is for the reports, not for the run.
+    // This waits for the run, because the time limit of `results` is only for the reports.
     tokio::time::sleep(lasts).await;
     let shares: Vec<Vec<Share>> = fleet.results().await;
     let transcript = transcript::read(monitor, "default:s", PERMITS as usize);
@@ -92,7 +91,7 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     let permits = || shares.iter().map(|share| share.permits);
     let (least, most) = (permits().min().expect("there are some"), permits().max().expect("there are some"));
     assert!(least * 100 >= most * of_100, "in turn, all get the same: {least} to {most}");
-    // Where the server paused and a subscription was renewed, some permits are granted a second time.
+    // If the server stalled and a subscription was renewed, some permits are granted a second time.
     let (grants, received) = (transcript.grants, permits().sum::<u32>() as usize);
     assert!(
         (received..=received + received / 10).contains(&grants),
@@ -104,8 +103,8 @@ async fn storm(lasts: Duration, of_100: u32) -> Transcript {
     transcript
 }
 
-/// S3.19, S4.3: the flaw of counting first and ranking later, by which a client steals another's permit. The full
-/// thirty seconds are below.
+/// S3.19, S4.3: it would be a flaw to count first and rank later, because a client could steal another one's permit. The full thirty
+/// seconds are run by the next test.
 #[tokio::test]
 async fn thirty_two_clients_share_five_permits_in_turn() {
     // A process that starts two seconds late on a busy machine gets a third of what the others get.
@@ -121,9 +120,8 @@ async fn thirty_two_clients_share_five_permits_in_turn_for_thirty_seconds() {
     assert!(transcript.waited > 1_000, "{transcript:?}");
 }
 
-/// S4.13, S4.14: clients that are killed while they hold, wait, are granted a permit or create the semaphore cost
-/// their leases and nothing else. 24 processes of eight clients are killed one after the other, each after a random
-/// time.
+/// S4.13, S4.14: clients are killed while they hold, wait, are granted a permit or create the semaphore. That costs their leases and
+/// nothing else. 24 processes of eight clients each are killed one after the other, each after a random time.
 #[tokio::test]
 async fn processes_killed_at_any_point_lose_and_double_no_permit() {
     const KILLS: usize = 24;
@@ -138,7 +136,7 @@ async fn processes_killed_at_any_point_lose_and_double_no_permit() {
         next.wait_ready().await;
         next.go();
         tokio::time::sleep(Duration::from_micros(fastrand::u64(..150_000))).await;
-        // A fleet of two processes runs at full speed while the next fleet starts.
+        // Two processes of one fleet run at full speed while the next fleet starts.
         if let Some(fleet) = running.replace(next) {
             fleet.members().iter().for_each(Member::kill);
         }
@@ -149,7 +147,7 @@ async fn processes_killed_at_any_point_lose_and_double_no_permit() {
     let since = Instant::now();
     eventually_eq("all come back", lease + AT_ONCE, PERMITS, async || available(&semaphore).await).await;
     assert!(since.elapsed() < lease + AT_ONCE, "{:?}", since.elapsed());
-    // Waiters that are still in the queue are dead and are passed over.
+    // All waiters that are still in the queue are dead, and are passed over.
     let mut held = Vec::new();
     for _ in 0..PERMITS {
         held.push(free(&semaphore).await);

@@ -1,35 +1,36 @@
-//! Replays the calls that scripts made on one semaphore and checks two invariants: never more holders than permits,
-//! and no grant past the head of the queue.
+//! Replays the calls that scripts have made on one semaphore, and checks two invariants: there are never more holders than permits, and no
+//! grant passes the head of the queue.
 //!
-//! A client only knows when it *received* a permit; the order and the counts that matter are the server's.
+//! The server's calls are replayed, because a client only knows when it *received* a permit, but the order and the counts on the server
+//! matter.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::support::monitor::Monitor;
 
-/// The totals and the state of a replayed transcript.
+/// The totals of a transcript, and its state while it is replayed.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
-    /// How many permits were granted.
+    /// How many permits were granted so far.
     pub(super) grants: usize,
-    /// How many of them went to waiters in the queue.
+    /// How many permits were granted to waiters in the queue.
     pub(super) waited: usize,
-    /// The highest number of permits held at the same time.
+    /// The most permits that were held at the same time.
     pub(super) most: usize,
-    /// How many were taken back because their leases had ended.
+    /// How many permits were taken back because their leases had ended.
     pub(super) stale: usize,
     queue: VecDeque<String>,
-    /// Tokens and the ends of their leases, in the server's milliseconds.
+    /// For each holder, its token and the end of its lease, in the server's milliseconds.
     holders: HashMap<String, u64>,
-    /// The token that left the queue last and has no permit yet.
+    /// The token that has left the queue last, if it has no permit yet.
     head: Option<String>,
-    /// How many entries the script has passed of those that it read with `lrange` and will remove together.
+    /// How many of the entries that the script has read with `lrange`, and will remove together, it has passed so far.
     read: Option<usize>,
-    /// The nodes that did not hear a grant of the present script.
+    /// The nodes that did not receive a grant of the present script.
     dead: HashSet<String>,
-    /// The token to which the previous call granted a permit.
+    /// The token to which the previous call granted a permit, if it did.
     granted: Option<String>,
-    /// The token that the previous call removed from the holders: a renewal adds it again at once.
+    /// The token that the previous call removed from the holders, if it did. A renewal adds it again in its next call.
     renewed: Option<String>,
 }
 
@@ -98,7 +99,7 @@ impl Transcript {
         }
     }
 
-    /// The position of the token among the entries that were read. Only dead waiters and holders may stand before it.
+    /// The position of the token among the entries that were read. Only dead waiters and holders may be before it.
     fn position_of(&self, token: &str, read: usize) -> usize {
         let entries = self.queue.iter().enumerate().skip(read);
         for (at, entry) in entries {
@@ -112,7 +113,7 @@ impl Transcript {
     }
 
     fn queue(&mut self, words: &[&str]) {
-        // An entry of the queue is a token of 65 characters and a lease.
+        // An entry of the queue is a token of 65 characters, followed by a lease.
         match *words {
             ["rpush", _, entry] => self.queue.push_back(entry[..65].to_owned()),
             ["lpop", _] => {
@@ -135,7 +136,7 @@ impl Transcript {
     }
 }
 
-/// Calls as scripts make them; a token is one character.
+/// Calls as scripts make them. In this form, a token is one character.
 fn calls(calls: &str) -> Vec<Vec<String>> {
     let call = |call: &str| {
         let (what, who) = call.split_once(' ').unwrap_or((call, ""));

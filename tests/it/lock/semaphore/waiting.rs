@@ -1,4 +1,4 @@
-//! Waiting: a wait costs nothing, ends on time, and all waiters of one process share its connections.
+//! Waiting: it sends no commands and ends on time, and all waiters of one process share its connections.
 
 use futures_util::future::join_all;
 
@@ -7,7 +7,7 @@ use crate::support::monitor::Monitor;
 
 const QUEUE: &str = "sg1:sq:{default:s}";
 
-/// S4.1: a waiter that waits for three seconds sends one command and receives one message.
+/// S4.1: a waiter that waits for three seconds sends one command, and receives one message.
 #[tokio::test]
 async fn a_wait_is_one_command() {
     let server = RedisServer::start();
@@ -28,7 +28,7 @@ async fn a_wait_is_one_command() {
     let next = granted(next).await;
     assert!(since.elapsed() < AT_ONCE, "{:?}", since.elapsed());
     let commands = monitor.finish();
-    // After a subscription that was renewed because the server paused, the waiter asks once more.
+    // If the subscription was renewed because the server stalled, the waiter has asked once more.
     let anew = commands.of("subscribe");
     let scripts = commands.clone().without(["ping", "time", "subscribe"]);
     assert!(
@@ -39,7 +39,7 @@ async fn a_wait_is_one_command() {
     assert!((1..=1 + anew).contains(&(next.attempts() as usize)), "{}", next.attempts());
 }
 
-/// S4.12: in every process, with a time limit or without.
+/// S4.12: this holds for waiters in every process, with a time limit or without one.
 #[tokio::test]
 async fn waiters_learn_that_the_semaphore_was_deleted() {
     let server = RedisServer::start();
@@ -67,7 +67,7 @@ async fn waiters_learn_that_the_semaphore_was_deleted() {
     drop(free(&handles[2]).await);
 }
 
-/// S4.27: the flaw of a blocking wait on the connection that its release needs.
+/// S4.27: it would be a flaw to wait on a connection that the release needs, and to block it.
 #[tokio::test]
 async fn fifty_waiters_wait_and_release_through_one_connection() {
     let server = RedisServer::start();
@@ -94,7 +94,7 @@ async fn fifty_waiters_wait_and_release_through_one_connection() {
     assert_eq!((available(&semaphore).await, semaphore.waiting().await.expect("asks")), (2, 0));
 }
 
-/// S4.28: the flaw of a response timeout that also ends waits.
+/// S4.28: it would be a flaw if a response timeout also ended waits.
 #[tokio::test]
 async fn a_wait_may_outlast_the_command_timeout() {
     let server = RedisServer::start();
@@ -112,7 +112,7 @@ async fn a_wait_may_outlast_the_command_timeout() {
     assert!(granted(next).await.waited() >= ms(2_000));
 }
 
-/// S4.1, S4.36: polling is optional, at the configured interval.
+/// S4.1, S4.36: polling can be chosen, at a configured interval.
 #[tokio::test(start_paused = true)]
 async fn polling_asks_once_per_interval() {
     let poll = stampede_guard::lock::Waiting::Poll { interval: ms(100), jitter: 0.1 };

@@ -3,7 +3,8 @@
 
 use super::*;
 
-/// Fills the queue of the held lock with this prefix with that many `entries`, each of another dead node.
+/// Adds this many entries, each of another dead node, to the queue of the held lock. The key of the lock begins with `lock`, that of its
+/// queue with `queue`.
 fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, entries: usize, ttl: Duration) {
     let master = cluster.nodes().iter().find_map(|node| {
         let keys: Vec<String> = node.run(&["KEYS", &format!("{lock}*")]);
@@ -18,7 +19,7 @@ fn lay_dead(cluster: &Cluster, lock: &str, queue: &str, entries: usize, ttl: Dur
     master.run::<()>(&["PEXPIRE", &queue, "600000"]);
 }
 
-/// Twenty processes have died while they waited. Their claims of 1 s each do not run one after the other.
+/// Twenty processes have died while they waited. Each gets a claim of 1 s, but these do not run one after the other.
 #[tokio::test]
 async fn twenty_dead_waiters_cost_two_claims() {
     let cluster = Cluster::patient();
@@ -46,7 +47,7 @@ async fn twenty_dead_waiters_cost_two_claims() {
     };
     let order = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut living = Vec::new();
-    // The living waiters queue one after the other, alternating between two processes, and must get the mutex in this order.
+    // The living waiters queue one after the other, in two processes by turns, and must get the mutex in this order.
     for number in 0..4 {
         let (mutex, order) = (mutexes[1 + number % 2].clone(), order.clone());
         living.push(tokio::spawn(async move {
@@ -70,7 +71,7 @@ async fn twenty_dead_waiters_cost_two_claims() {
     assert!(order.is_sorted_by_key(|&(_, fence)| fence), "{order:?}");
 }
 
-/// The same for a semaphore's permits.
+/// As above, with waiters for a semaphore's permits.
 #[tokio::test]
 async fn twenty_dead_waiters_cost_a_semaphore_two_claims() {
     let cluster = Cluster::patient();

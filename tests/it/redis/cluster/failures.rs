@@ -1,8 +1,8 @@
-//! Masters that die or hang, inboxes on nodes that die, and waiters that are dead when it is their turn.
+//! Masters that die or hang, nodes that die while an inbox is there, and waiters that are dead when it is their turn.
 
 use super::*;
 
-/// Eight processes are loading when a master is killed. Its keys may cost one load per process.
+/// A master is killed while eight processes load. Each key of that master may cost one load per process.
 #[tokio::test]
 async fn a_master_that_dies_is_replaced() {
     let (cluster, origin) = (Cluster::start(), Origin::start().await);
@@ -42,7 +42,7 @@ async fn a_master_that_dies_is_replaced() {
     }
     let loads: Vec<_> = keys.iter().map(|key| origin.loads(key)).collect();
     assert!(loads[0] <= 8, "one per process: {loads:?}");
-    // A cluster with a dead master executes no commands until a replica takes over, so the other masters' keys may cost as much.
+    // A cluster with a dead master executes no commands until a replica takes over, so keys of the other masters may cost as much.
     assert!(loads.iter().all(|loads| *loads <= 8), "{loads:?}");
 
     cluster.await_promotion(0);
@@ -52,7 +52,7 @@ async fn a_master_that_dies_is_replaced() {
     while guard.insert(&*keys[0], &0).await.is_err() {
         assert!(started.elapsed() < FAILOVER, "{}", guard.health());
     }
-    // Each process works on the new master as on the old one.
+    // Each process must work with the new master as it did with the old one.
     let key = cluster.key_on(0, "after");
     for member in fleet.members() {
         loop {
@@ -68,8 +68,8 @@ async fn a_master_that_dies_is_replaced() {
     assert_eq!(origin.loads(&key), 1);
 }
 
-/// A master that hangs and is not replaced costs calls of its own keys as much as a single server that hangs: the budget at
-/// first, then nothing. Calls of other keys cost nothing.
+/// A master that hangs and is not replaced costs calls of its own keys as much as a single server that hangs: the budget at first, and then
+/// nothing. It costs calls of other keys nothing.
 #[tokio::test]
 async fn a_master_that_hangs_costs_the_others_nothing() {
     let cluster = Cluster::patient();
@@ -121,7 +121,7 @@ async fn a_master_that_hangs_costs_the_others_nothing() {
     eventually_eq("all is well", SOON, Breaker::Closed, async || guard.health().breaker).await;
 }
 
-/// The node with the inbox's subscription is killed: the inbox is opened again at another node.
+/// The node at which the inbox is subscribed is killed. The inbox is opened again at another node.
 #[tokio::test]
 async fn the_inbox_goes_to_another_node() {
     let cluster = Cluster::start();
@@ -140,8 +140,8 @@ async fn the_inbox_goes_to_another_node() {
     share(&cluster, &guards, &key).await;
 }
 
-/// A leader vanishes, and the first waiter in the queue is dead. No process can know that, so the waiter gets only a short claim, not a
-/// whole lease.
+/// A leader's load vanishes, and the first waiter in the queue is dead. No process can know that, so the waiter is granted only a short
+/// claim, and not a whole lease.
 #[tokio::test]
 async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
     let (cluster, origin) = (Cluster::patient(), Origin::start().await);
@@ -182,7 +182,7 @@ async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
     );
     assert_eq!(origin.loads(&key), 2);
 
-    // A living waiter gets the lease at once, and the whole of it: a caller that comes after the time of a claim still waits.
+    // A living waiter gets the lease at once, and for its whole length: a caller that comes after the time of a claim still has to wait.
     let key = cluster.key_on(1, "live");
     let (lost, slow) =
         (origin::Answer::value("lost").held(), origin::Answer::value("found").after(claim * 2));
@@ -206,7 +206,7 @@ async fn a_dead_waiter_costs_a_claim_and_not_a_lease() {
     assert_eq!(origin.loads(&key), 2);
 }
 
-/// The same for a mutex, which may have a TTL of a minute.
+/// A dead waiter for a mutex costs only a claim, too, although the mutex may have a TTL of a minute.
 #[tokio::test]
 async fn a_dead_waiter_costs_a_lock_a_claim() {
     let cluster = Cluster::patient();
@@ -240,7 +240,7 @@ async fn a_dead_waiter_costs_a_lock_a_claim() {
         async move { mutex.lock().await.map(|guard| guard.fence()) }
     });
     waiting(2).await;
-    // As if its process had died: it gives nothing back and receives no messages.
+    // The second waiter is as good as dead: it gives nothing back, and receives no messages.
     let runtime = guards[1].clone();
     runtime.shutdown(Duration::ZERO).await;
     dead.abort();
@@ -250,8 +250,7 @@ async fn a_dead_waiter_costs_a_lock_a_claim() {
     assert!(started.elapsed() < ttl / 4 + ms(1_500) + STANDSTILL, "{:?}", started.elapsed());
 }
 
-/// Guards against a former defect: in most of its runs the doctor took a dead master for a dead connection of its own, and examined
-/// nothing else.
+/// Regression: in most of its runs the doctor took a dead master for a dead connection of its own, and examined nothing else.
 async fn the_doctor_looks_on(hangs: bool, advice: &str) {
     let cluster = Cluster::patient();
     let guard = connected(&cluster, LEASE).await;
@@ -268,7 +267,7 @@ async fn the_doctor_looks_on(hangs: bool, advice: &str) {
         guard.health().breaker == Breaker::Partly
     })
     .await;
-    // Several runs: the doctor tries a random key and subscribes at a random node.
+    // The doctor runs several times, because it tries a random key, and subscribes at a random node.
     for _ in 0..4 {
         let report = examined(&guard).await;
         let of = |check: &'static str| report.findings.iter().filter(move |finding| finding.check == check);
@@ -295,7 +294,7 @@ async fn the_doctor_names_a_master_that_hangs_and_looks_at_the_others() {
     the_doctor_looks_on(true, "no answer in time").await;
 }
 
-/// Guards against a former defect: `connect()` succeeded although no master executed commands.
+/// Regression: `connect()` succeeded although no master executed commands.
 #[tokio::test]
 async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_finding() {
     let cluster = Cluster::patient();
@@ -316,7 +315,7 @@ async fn a_cluster_that_takes_no_commands_is_an_error_of_connecting_and_a_findin
         down.severity == Severity::Problem && down.advice.contains("redis-cli --cluster check"),
         "{report}"
     );
-    // With `no` the masters execute commands for the slots that are served.
+    // With the setting `no`, the masters execute commands for the slots that are served.
     for node in cluster.nodes() {
         node.run::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
     }

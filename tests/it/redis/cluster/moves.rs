@@ -1,8 +1,8 @@
-//! Slots that move: no caller receives another key's value, and loads are still shared.
+//! Slots migrate: no caller receives another key's value, and loads are still shared.
 
 use super::*;
 
-/// The steps of a migration, one by one, with present and absent keys.
+/// Runs the steps of a migration one by one, with keys that exist and keys that do not.
 #[tokio::test]
 async fn each_redirection_is_followed() {
     let cluster = Cluster::patient();
@@ -12,12 +12,12 @@ async fn each_redirection_is_followed() {
     guard.insert(&*key, &1).await.expect("stored");
     let get = async || guard.get::<u32>(&*key).await.expect("an answer");
 
-    // ASK: the slot is migrating, and this key has moved already.
+    // ASK: the slot is migrating, and this key has already moved.
     cluster.begin_move(slot, 0, 1);
     assert_eq!(get().await, Some(1), "still there");
     cluster.move_keys(slot, 0, 1);
     assert_eq!(get().await, Some(1), "moved already");
-    // Following ASK needs the right `+asking`; the doctor reports that it is missing.
+    // To follow ASK, the user needs the right `+asking`. If it is missing, the doctor reports that.
     let may_ask = |rule| {
         for node in cluster.nodes() {
             node.run::<()>(&["ACL", "SETUSER", "spread", rule]);
@@ -28,7 +28,7 @@ async fn each_redirection_is_followed() {
     assert!(examined(&guard).await.to_string().contains("+asking"));
     may_ask("+asking");
     assert_eq!(get().await, Some(1));
-    // TRYAGAIN: of the keys of a script, the entry has moved already and the others do not exist. It ends with the migration.
+    // TRYAGAIN: of the keys of a script, the entry has already moved, and the others do not exist. The refusals end with the migration.
     let invalidated = tokio::spawn({
         let (guard, key) = (guard.clone(), key.clone());
         async move { guard.invalidate(key).await }
@@ -37,13 +37,13 @@ async fn each_redirection_is_followed() {
     assert!(!invalidated.is_finished(), "it waits for the slot");
     cluster.end_move(slot, 0, 1);
     invalidated.await.unwrap().expect("confirmed");
-    // MOVED: the guard's slot map is from before the migration.
+    // MOVED: the guard's slot map is older than the migration.
     guard.insert(&*key, &2).await.expect("stored");
     assert_eq!(get().await, Some(2));
     assert_eq!(cluster.node(1).keys(), [format!("sg1:e:{{default:{key}}}")]);
     assert_eq!(cluster.node(0).keys(), Vec::<String>::new());
 
-    // If the migration of a slot takes longer than the caller's budget, the call loads without a lease.
+    // If the migration of a slot takes longer than the caller's budget, the caller loads without a lease.
     let other = cluster.key_on(2, "other");
     let slot = cluster.slot_of(&other);
     cluster.begin_move(slot, 2, 0);
@@ -57,7 +57,7 @@ async fn each_redirection_is_followed() {
     })
     .await;
 
-    // CLUSTERDOWN: calls are answered, and values are stored again when it is over.
+    // CLUSTERDOWN: calls are answered, and values are stored again when the cluster is up again.
     cluster.node(0).run::<()>(&["CLUSTER", "DELSLOTS", "0", "1"]);
     let down = cluster.key_on(0, "down");
     eventually("it is down", SOON, async || guard.get::<u32>(&*down).await.is_err()).await;
@@ -86,7 +86,7 @@ async fn no_caller_receives_another_keys_value() {
         let answer = origin::Answer::value(key.as_str()).after(ms(20));
         origin.script(key, [(); 40].map(|()| answer.clone()));
     }
-    // As many reads of stored values as possible, on connections to masters that gain and lose slots.
+    // These nodes read stored values as fast as they can, on connections to masters that gain and lose slots.
     let readers: Vec<_> = futures_util::future::join_all((0..2).map(|_| connected(&cluster, LEASE))).await;
     let (stop, wrong, reads) = (Gate::closed(), Counter::default(), Counter::default());
     let reading: Vec<_> = readers
@@ -142,11 +142,11 @@ async fn no_caller_receives_another_keys_value() {
     assert_eq!(wrong.started(), 0, "values of other keys");
     assert!(reads.started() > 100, "{} reads", reads.started());
     for key in &keys {
-        // A migrating slot refuses scripts until the end of the migration. A process without the time for that loads alone.
+        // A slot that is migrating refuses scripts until its migration ends. A process that has not so much time loads alone.
         assert!((1..=8).contains(&origin.loads(key)), "{key}: {} loads", origin.loads(key));
         assert_eq!(readers[0].get::<String>(&**key).await.expect("an answer").as_ref(), Some(key));
     }
-    // After the migrations all works as before.
+    // After the migrations everything works as before.
     let still: Vec<_> = (0..6).map(|n| cluster.key_on(n % 3, &format!("still{n}"))).collect();
     for key in &still {
         origin.script(key, [origin::Answer::value(key.as_str()).after(ms(300))]);

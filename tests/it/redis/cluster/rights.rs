@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As with a node that joined later, or restarted without its ACL file.
+/// A master that joined later, or restarted without its ACL file, may give the user other rights.
 #[tokio::test]
 async fn each_master_is_queried_for_the_rights_of_the_user_there() {
     let cluster = Cluster::patient();
@@ -34,7 +34,7 @@ async fn each_master_is_queried_for_the_rights_of_the_user_there() {
     assert_eq!(cluster.keys(), [""; 0], "connect and doctor leave nothing");
 }
 
-/// `connect` succeeds with the other masters, and the health reports `Breaker::Partly`.
+/// With one master down, `connect` succeeds, and the health reports `Breaker::Partly`.
 #[tokio::test]
 async fn a_master_that_is_down_is_not_queried() {
     let cluster = Cluster::patient();
@@ -43,7 +43,7 @@ async fn a_master_that_is_down_is_not_queried() {
     assert_eq!(guard.health().breaker, Breaker::Partly, "{}", guard.health());
 }
 
-/// One master may have another eviction policy than the others.
+/// Each master has its own eviction policy.
 #[tokio::test]
 async fn the_doctor_looks_at_each_masters_memory() {
     let cluster = Cluster::patient();
@@ -51,7 +51,7 @@ async fn the_doctor_looks_at_each_masters_memory() {
         cluster.node(master).run::<()>(&["CONFIG", "SET", "maxmemory", "64mb"]);
         cluster.node(master).run::<()>(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
     }
-    // As a user with the right to read these settings.
+    // This guard's user has the right to read these settings.
     let ports = cluster.nodes().iter().map(|node| node.url());
     let guard = StampedeGuard::new(ClusterClient::new(ports).expect("nodes"));
     connects(&guard).await;

@@ -14,7 +14,7 @@ fn guarded(client: ClusterClient, policy: Policy) -> StampedeGuard {
     StampedeGuard::builder(client).policy(policy).build().expect("valid")
 }
 
-/// The URL of a node, as the smallest user.
+/// The URL of a node, with the login of the smallest user.
 fn url(scheme: &str, host: &str, port: u16) -> String {
     format!("{scheme}://spread:pw@{host}:{port}/")
 }
@@ -23,7 +23,7 @@ fn tls_port(node: &RedisServer) -> u16 {
     node.tls_port().expect("it has one")
 }
 
-/// The number of the guards' connections to each running node; checks that all of them use TLS.
+/// Counts the guards' connections to each running node, and checks that all of them use TLS.
 fn through_tls(cluster: &Cluster) -> Vec<usize> {
     let count = |node: &RedisServer| {
         let list: String = node.run(&["CLIENT", "LIST"]);
@@ -52,7 +52,7 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
         guards.push(guard);
     }
     let guards = <[StampedeGuard; 2]>::try_from(guards).expect("two");
-    // On each master: one load for both nodes, with a notification, and hits for both.
+    // For a key on each master: both nodes share one load, by a notification, and both hit afterwards.
     for master in 0..3 {
         let key = cluster.key_on(master, "shared");
         share(&cluster, &guards, &key).await;
@@ -62,20 +62,20 @@ async fn every_node_is_spoken_to_through_tls_wherever_slots_go() {
     }
     let connections = async || through_tls(&cluster).iter().sum::<usize>();
     eventually_eq("to each master, and for messages", SOON, 2 * (3 + 1), connections).await;
-    // A replica that has sent nothing for a while is reported as missing until it is.
+    // A replica that has sent nothing for a while is reported as missing, so this waits until it has sent something.
     eventually("all is well", SOON, async || {
         let report = examined(&guards[0]).await;
         report.findings.iter().all(|finding| finding.severity <= Severity::Note)
     })
     .await;
 
-    // MOVED, to a known master.
+    // MOVED names a master that the slot map knows.
     let key = cluster.key_on(1, "moved");
     guards[0].insert(&*key, &1).await.expect("stored");
     cluster.move_slot(cluster.slot_of(&key), 1, 2);
     assert_eq!(guards[1].get::<u32>(&*key).await.expect("a store"), Some(1));
 
-    // MOVED, to a node that neither the client nor the slot map knew as a master.
+    // MOVED names a node that neither the client nor the slot map knew as a master.
     cluster.node(0).kill();
     cluster.await_promotion(0);
     cluster.await_agreement();
@@ -118,7 +118,7 @@ async fn a_wrong_tls_set_up_is_reported_with_advice() {
     eventually_eq("none is left", SOON, vec![0; 3], async || through_tls(&cluster)).await;
 }
 
-/// Nodes announce each other by address unless they are configured to announce host names, and a certificate may contain only names.
+/// Nodes announce addresses to each other unless they are configured to announce host names. A certificate may contain only names.
 #[tokio::test]
 async fn nodes_are_connected_to_by_the_names_that_they_announce() {
     let authority = Authority::new();

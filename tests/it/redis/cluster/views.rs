@@ -1,8 +1,8 @@
-//! Which nodes the guard asks about the slots, which replies it accepts, and how often it asks.
+//! Which nodes the guard asks about the slots, which replies it accepts, and how many times it asks.
 
 use super::*;
 
-/// The number of CLUSTER commands that this node has received.
+/// The number of CLUSTER commands that this node has received so far.
 fn slot_queries(node: &RedisServer) -> usize {
     let stats: String = node.run(&["INFO", "commandstats"]);
     let calls = stats.lines().filter(|line| line.starts_with("cmdstat_cluster"));
@@ -31,7 +31,7 @@ async fn replicas_that_took_over_from_all_masters_are_found() {
     assert_eq!(guard.get::<u32>("k").await.expect("a store"), Some(2));
 }
 
-/// Most of the client's addresses lead to nodes that were reset.
+/// Most of the addresses that the client knows lead to nodes that were reset.
 #[tokio::test]
 async fn nodes_that_know_of_no_slots_are_not_believed() {
     let cluster = Cluster::patient();
@@ -53,8 +53,8 @@ async fn nodes_that_know_of_no_slots_are_not_believed() {
     }
 }
 
-/// A master hangs and is not replaced, while its keys are requested all the time. The other nodes must not be queried about the slots
-/// ten times a second by every process.
+/// A master hangs and is not replaced, while its keys are requested all the time. Not every process may query the other nodes about the
+/// slots ten times a second.
 #[tokio::test]
 async fn a_master_that_hangs_causes_few_slot_queries() {
     let cluster = Cluster::patient();
@@ -78,7 +78,7 @@ async fn a_master_that_hangs_causes_few_slot_queries() {
     }
 }
 
-/// The master that counts the loads hangs. Then the cap is not enforced, and no call waits for it.
+/// The master that has the counter of the loads hangs. The limit is not enforced then, and no call waits for that master.
 #[tokio::test]
 async fn a_cap_on_a_master_that_hangs_costs_the_other_masters_nothing() {
     let cluster = Cluster::patient();

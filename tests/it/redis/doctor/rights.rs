@@ -1,8 +1,8 @@
-//! The report names the missing rights of a user, and the smallest grant that is needed.
+//! The doctor's report names the rights that a user lacks, and the smallest grant that adds them.
 
 use super::*;
 
-/// Each right of the minimal user that scripts need is reported if it alone is missing.
+/// Takes one right of the minimal user away at a time: the report names that right.
 #[tokio::test]
 async fn a_right_that_is_missing_is_named() {
     let server = RedisServer::start();
@@ -51,7 +51,7 @@ async fn acl_dryrun_stands_in_where_no_script_may_run() {
     assert_nothing_left(&server, SOON).await;
 }
 
-/// Executes the advice of the report literally, as an operator in a hurry does.
+/// Does exactly what the report advises, like an operator in a hurry.
 fn follow(server: &RedisServer, report: &Report) {
     let advised = report.findings.iter().filter_map(|finding| {
         let rules = finding.advice.strip_prefix("ACL SETUSER minimal ")?;
@@ -70,7 +70,7 @@ async fn as_shop(server: &RedisServer) -> Report {
     doctor(&guard).await
 }
 
-/// SECURITY.md recommends one user per service, so that no service can read another's entries or take its locks.
+/// SECURITY.md recommends a user per service, so that no service can read another service's entries or take its locks.
 #[tokio::test]
 async fn advice_for_a_user_of_one_namespace_grants_its_keys_alone() {
     let server = RedisServer::start();
@@ -95,7 +95,7 @@ async fn advice_for_a_user_of_one_namespace_grants_its_keys_alone() {
     }
 }
 
-/// `invalidate_replicas` needs more than the minimal rights. Without them each invalidation is an error.
+/// `invalidate_replicas` needs more than the minimal rights. Without those, each invalidation returns an error.
 #[tokio::test]
 async fn required_replicas_that_are_missing_are_a_problem() {
     let (server, replica) = (RedisServer::start(), RedisServer::start());
@@ -121,7 +121,7 @@ async fn required_replicas_that_are_missing_are_a_problem() {
 
     replica.run::<()>(&["REPLICAOF", "127.0.0.1", &server.port().to_string()]);
     eventually("the replica follows", SOON, async || guard.invalidate("k").await.is_ok()).await;
-    // A busy replica may take longer to acknowledge than the doctor waits.
+    // A busy replica may need longer to acknowledge than the doctor waits, so the doctor is run again.
     eventually("it is in time", SOON, async || doctor(&guard).await.is_healthy()).await;
     let more = guard.with_policy(asks(2));
     let found = async || of(&doctor(&more).await, "replicas").found.clone();

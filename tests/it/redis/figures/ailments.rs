@@ -1,5 +1,5 @@
-//! The cost to requests of a server that runs but can not execute commands, and the time until it is used again. (`ailments` and
-//! `refusals` test each fault once, with generous bounds, and its other promises.)
+//! What requests cost while a server runs but cannot execute commands, and how long it takes until it is used again. (`ailments` and
+//! `refusals` test each fault once, with generous bounds, together with its other promises.)
 
 use store_down::{BUDGET, RECOVERY, stores_again_as};
 
@@ -10,8 +10,8 @@ use crate::redis::ailments::{
 };
 use crate::support::rounds::{Rounds, Timing};
 
-/// `fall` makes the server fail, and `heal` waits until it works again. The first failure lasts until the pauses between connection
-/// attempts have grown.
+/// In each round `fall` makes the server fail, and `heal` waits until it works again. The first failure lasts until the pauses between
+/// attempts to connect have grown.
 async fn is_used_a_second_after(
     server: &RedisServer,
     mut fall: impl AsyncFnMut(),
@@ -32,17 +32,17 @@ async fn is_used_a_second_after(
         rounds.note([
             Timing::once("the first", added[0], BUDGET),
             Timing::once("the second", added[1], BUDGET),
-            // A server that replies with refusals costs its round trips.
+            // A server that replies with refusals costs a request its round trips.
             Timing::median("later ones", &added[2..], NOTHING / 2),
             Timing::once("usable", usable, RECOVERY),
         ]);
     }
 }
 
-/// The same with commands for both.
+/// Like `is_used_a_second_after`, with commands for the beginning and for the end of the failure.
 async fn is_used_a_second_after_commands(fall: &[&[&str]], heal: &[&str]) {
     let server = RedisServer::start();
-    // Connect before the failure: there may be no room for another connection later.
+    // These connections are opened before the failure, because there may be no room for others later.
     let (mut admin, mut other) = (server.conn(), server.conn());
     let fall = async || fall.iter().for_each(|command| run(&mut admin, command));
     is_used_a_second_after(&server, fall, async || run(&mut other, heal)).await;
@@ -122,7 +122,7 @@ async fn a_server_that_could_not_save_is_used_a_second_after_it_can() {
 
 #[tokio::test]
 async fn a_server_that_was_busy_is_used_a_second_after_its_script_has_ended() {
-    // The old name of `busy-reply-threshold`, which Redis 6.2 has, too.
+    // This is the old name of `busy-reply-threshold`, which Redis 6.2 knows, too.
     let server = RedisServer::with_args(["--lua-time-limit", "100"]);
     let (mut admin, mut other) = (server.conn(), server.conn());
     let fall = async || drop(run_endless_script(&server, &mut admin).await);

@@ -1,4 +1,4 @@
-//! How long others wait for a lost leader: the rest of its lease, a moment, and the next leader's load, which takes no time here.
+//! How long waiters wait for a lost leader: for the rest of its lease, a moment, and the next leader's load, which takes no time here.
 //! (`leaders`, `markers` and `partitions` test the other promises about lost leaders.)
 
 use tokio::task::JoinHandle;
@@ -8,7 +8,7 @@ use crate::support::origin::Answer;
 use crate::support::rounds::{Rounds, Timing};
 
 const LEASE: Duration = Duration::from_secs(1);
-/// The allowed time between the end of the lease and the answers.
+/// How long after the end of the lease the waiters may be answered.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// Two waiting nodes, with two callers each.
@@ -24,8 +24,8 @@ impl Waiting {
         Self { server, guards }
     }
 
-    /// The callers, once both nodes are in the queue behind the leader. `None` if a command came too late, so that a caller went on
-    /// without the server.
+    /// Sends the callers, and waits until both nodes are in the queue behind the leader. Returns `None` if a command came too late, so that
+    /// a caller continued without the server.
     async fn callers(&self, key: &str) -> Option<Vec<JoinHandle<u32>>> {
         let (open, loads) = (Gate::closed(), Counter::default());
         open.open();
@@ -40,7 +40,7 @@ impl Waiting {
     }
 }
 
-/// The time from `lost` until all callers are answered.
+/// Waits until all callers are answered. Their time counts from `lost`.
 async fn answered(callers: Vec<JoinHandle<u32>>, lost: Instant) -> Timing {
     for caller in join_all(callers).await {
         assert_eq!(caller.expect("joined"), 2);

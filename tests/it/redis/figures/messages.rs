@@ -1,4 +1,4 @@
-//! How late a wait ends without notifications. The lease is so long that no waiter can have waited for its end.
+//! How much later a wait ends without notifications. The lease is so long that no waiter can have waited for its end.
 
 use super::*;
 use crate::support::rounds::{Rounds, Timing};
@@ -6,10 +6,10 @@ use crate::support::rounds::{Rounds, Timing};
 const LEASE: Duration = Duration::from_secs(120);
 /// The interval in which a waiter without notifications checks the lease.
 const LOOK: Duration = Duration::from_millis(500);
-/// The time until a node notices that messages cease: it pings the inbox within a second, and waits up to a second for the reply.
+/// The time until a node notices that messages do not arrive: it pings the inbox within a second, and waits up to a second for the reply.
 const NOTICED: Duration = Duration::from_secs(2);
 
-/// The time from the end of a load until the waiting node's answer; `silence` is called just before the load ends.
+/// Returns the time from the end of a load until the waiting node's answer. `silence` is called just before the load ends.
 async fn late(
     server: &RedisServer,
     [leads, waits]: &[StampedeGuard; 2],
@@ -41,7 +41,7 @@ async fn without_the_right_to_subscribe_waits_end_half_a_second_late() {
     }
 }
 
-/// A leading node, and a waiting node behind a proxy that can block its messages.
+/// A node that leads, and a node that waits behind a proxy, which can block its messages.
 async fn with_a_proxied_waiter() -> (RedisServer, Proxy, [StampedeGuard; 2]) {
     let server = RedisServer::start();
     let proxy = Proxy::start(server.port()).await;

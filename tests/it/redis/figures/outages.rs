@@ -1,12 +1,12 @@
-//! The cost of an outage to requests, and the time until the server is used again. (`store_down` and `networks` test each outage
-//! once, with generous bounds, and its other promises.)
+//! What an outage costs requests, and how long it takes until the server is used again. (`store_down` and `networks` test each outage once,
+//! with generous bounds, together with its other promises.)
 
 use store_down::{Outage, stores_again_as};
 
 use super::*;
 use crate::support::rounds::{Rounds, Timing};
 
-/// The duration of an outage after the requests.
+/// How long an outage lasts after the requests.
 const AWAY: Duration = Duration::from_millis(300);
 
 async fn one(line: &Line, outage: Outage, round: usize) -> [Timing; 5] {
@@ -18,8 +18,8 @@ async fn one(line: &Line, outage: Outage, round: usize) -> [Timing; 5] {
     of_an_outage(&added, usable)
 }
 
-/// One guard goes through all rounds. The pauses between its connection attempts have grown before the first round, and do not start
-/// over, because its connections live only briefly between the rounds.
+/// One guard is used in all rounds. The pauses between its attempts to connect have grown before the first round, and do not start anew,
+/// because its connections are only brief between the rounds.
 async fn keeps_to_the_figures(outage: Outage) {
     let line = Line::with(outage, Policy::default()).await;
     connects(&line.guard).await;
@@ -34,7 +34,7 @@ async fn keeps_to_the_figures(outage: Outage) {
     }
 }
 
-/// Each round has a new guard that has not connected yet.
+/// Each round has a new guard, which has not been connected before.
 async fn keeps_to_the_figures_from_the_start(outage: Outage) {
     let mut rounds = Rounds::of(format!("{outage:?}, from the start"));
     while let Some(round) = rounds.next() {
@@ -58,7 +58,7 @@ async fn a_stopped_server_costs_one_budget_and_is_used_a_second_after_it_is_back
     keeps_to_the_figures(Outage::Stopped).await;
 }
 
-/// The server's user has a password, so the first connection attempt waits for AUTH, longer than a budget.
+/// The server's user has a password, so the first connection attempt waits for the answer to AUTH, which takes longer than a budget.
 #[tokio::test]
 async fn a_server_that_is_stopped_from_the_start_costs_one_budget_and_is_used_a_second_after_it_is_back() {
     keeps_to_the_figures_from_the_start(Outage::Stopped).await;
@@ -99,7 +99,7 @@ async fn a_network_that_trickles_costs_one_budget_and_is_used_a_second_after_it_
     keeps_to_the_figures(Outage::Network(Mode::Trickle(1))).await;
 }
 
-/// The connections stay dead, and the guard replaces them within a second.
+/// These connections stay dead, and the guard must replace them within a second.
 #[tokio::test]
 async fn dead_connections_cost_one_budget_and_are_replaced_within_a_second() {
     let line = Line::new(Policy::default()).await;
@@ -119,7 +119,7 @@ async fn dead_connections_cost_one_budget_and_are_replaced_within_a_second() {
     }
 }
 
-/// The network fails, works and fails again, in each of four ways; no request ever pays more than the budget.
+/// The network fails, works and fails again, in each of four ways. No request ever pays more than the budget.
 #[tokio::test]
 async fn a_network_that_flaps_costs_one_budget_and_is_used_a_second_after_it_is_well() {
     const FLAP: Duration = Duration::from_millis(300);

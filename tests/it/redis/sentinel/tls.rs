@@ -7,7 +7,7 @@ use super::*;
 use crate::certificates::{Authority, HERE};
 use crate::support::redis_server::field;
 
-/// The authorities that a client trusts; `None` means no TLS.
+/// The authorities that a client trusts, for sentinels and for servers. `None` means that they are connected to without TLS.
 #[derive(Clone, Copy)]
 struct Trust<'a> {
     at_sentinels: Option<&'a Authority>,
@@ -45,7 +45,7 @@ impl<'a> Trust<'a> {
     }
 }
 
-/// The number of the guards' connections to a server; checks that all of them use TLS.
+/// Counts the guards' connections to a server, and checks that all of them use TLS.
 fn through_tls(server: &RedisServer) -> usize {
     let list: String = server.run(&["CLIENT", "LIST"]);
     let port = format!(":{}", server.tls_port().expect("it has one"));
@@ -55,7 +55,7 @@ fn through_tls(server: &RedisServer) -> usize {
     ways.len()
 }
 
-/// Waits for this number of connections. A closing connection, or a repeated try, counts for a moment.
+/// Waits until the server has this many connections. A connection that is closing, or a repeated attempt, counts for a moment.
 async fn connected_to(server: &RedisServer, connections: usize) {
     eventually_eq("connections through TLS", SOON, connections, async || through_tls(server)).await;
 }
@@ -108,7 +108,7 @@ async fn a_wrong_tls_set_up_is_reported_with_advice() {
     ]
     .map(|(trust, ports, advice)| async move {
         let guard = guarded(trust.client(&ports), Policy::default());
-        // Until silent sentinels time out, `connect` reports only that there is no answer.
+        // Until the attempts at silent sentinels have timed out, `connect` reports only that there is no answer.
         eventually(advice, SOON, async || {
             assert!(guard.connect().await.is_err());
             guard.health().reason.is_some_and(|why| why.contains(advice))

@@ -28,7 +28,7 @@ fn every_type_is_send_and_sync() {
     shared::<Holder>();
 }
 
-/// Compiled, never run.
+/// Must only compile; it is never run.
 #[expect(dead_code, reason = "what it shows is that it compiles")]
 async fn every_future_can_be_spawned(
     locks: Locks,

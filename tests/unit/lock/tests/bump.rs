@@ -1,5 +1,4 @@
-//! [`MutexGuard::bump`]: the holder of the mutex, and the guard's knowledge of it, before, during and after
-//! the call.
+//! [`MutexGuard::bump`]: whether the caller holds the mutex, and what its guard reports, before, during and after the call.
 
 use super::*;
 use crate::lock::{Held, LockError, Waiting};
@@ -36,7 +35,7 @@ async fn a_bump_without_waiters_reacquires_at_once() {
     let mut guard = locked(&a).await;
     let (token, fence) = (guard.token().to_owned(), guard.fence());
     for _ in 0..3 {
-        // The renewal continues.
+        // The new acquisition is renewed like the old one.
         pass(ms(2_000)).await;
         assert!(guard.bump().await.expect("asks"));
         assert_eq!(guard.remaining(), Some(ms(988)));
@@ -61,7 +60,7 @@ async fn a_bump_reports_a_lost_mutex_and_reacquires_it() {
     assert!(matches!(guard.bump().await, Err(LockError::NotHeld)));
 }
 
-/// A failed wait leaves a guard that holds nothing, and leaves the queue.
+/// If the wait of a bump fails, the guard holds nothing, and the caller is no longer in the queue.
 #[tokio::test(start_paused = true)]
 async fn a_bump_that_times_out_holds_nothing() {
     let locks = Locks::in_memory();
@@ -104,7 +103,7 @@ async fn a_bump_that_is_dropped_leaves_the_queue_and_no_lock() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// A polling bump does not queue, but the queue is served before it acquires again.
+/// A polling bump does not queue, but the waiters in the queue get the mutex before it acquires it again.
 #[tokio::test(start_paused = true)]
 async fn a_polling_bump_gives_way_to_the_queue_and_polls_again() {
     let locks = Locks::in_memory();

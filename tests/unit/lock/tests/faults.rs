@@ -1,4 +1,4 @@
-//! Answers that are lost, late or refused, one script per test.
+//! Commands of locks whose answers are lost, late or refused, with one script of faults per test.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) async fn held(target: &Arc<Faulty>) -> Hold<Faulty> {
     acquire(target, &TERMS, None).await.expect("acquired")
 }
 
-/// The error of an acquisition that must fail; its hold has no `Debug`.
+/// The error of an acquisition that must fail. (`expect_err` cannot be used, because a hold has no `Debug`.)
 async fn refused(target: &Arc<Faulty>, terms: &WaitTerms) -> LockError {
     match acquire(target, terms, None).await {
         Ok(_) => panic!("it was acquired"),
@@ -31,7 +31,7 @@ async fn refused(target: &Arc<Faulty>, terms: &WaitTerms) -> LockError {
     }
 }
 
-/// S1.23: the lock is granted and the answer lost. The same token asks again, and gets the lock.
+/// S1.23: the lock is granted and the answer lost. The caller takes again with the same token, and gets the lock.
 #[tokio::test(start_paused = true)]
 async fn a_lost_answer_is_requested_again_with_the_same_token() {
     for kind in [StoreErrorKind::Broken, StoreErrorKind::TimedOut] {
@@ -43,8 +43,7 @@ async fn a_lost_answer_is_requested_again_with_the_same_token() {
     }
 }
 
-/// S1.23: without any answer the call fails, and a lock that may have been granted does not stay for its time
-/// to live.
+/// S1.23: without any answer the call fails. A lock that may have been granted is released, and does not stay for its time to live.
 #[tokio::test(start_paused = true)]
 async fn an_acquisition_without_an_answer_fails_and_is_released() {
     let lost = Fate::Lost(StoreErrorKind::TimedOut);
@@ -60,7 +59,7 @@ async fn an_acquisition_without_an_answer_fails_and_is_released() {
     assert_eq!(target.commands()[2..], ["free"; 5], "three that failed, one answered, one for late commands");
 }
 
-/// A TAKE that runs after its compensating FREE, because a connection broke between them.
+/// A TAKE whose connection broke runs after the FREE that should undo it, so a second FREE follows.
 #[tokio::test(start_paused = true)]
 async fn a_take_that_runs_late_is_released_too() {
     let runs_late = Fate::Straggles;
@@ -71,7 +70,7 @@ async fn a_take_that_runs_late_is_released_too() {
     pass(ms(250)).await;
     assert!(!target.is_locked().await);
 
-    // Also if the second TAKE was granted, and released before the first one ran.
+    // A second FREE also follows if the second TAKE was granted, and freed before the first TAKE ran.
     let target = Faulty::new(&Locks::in_memory(), ms(60_000), &[("take", &[runs_late])]);
     let mut hold = held(&target).await;
     hold.free().await.expect("asks");
@@ -92,8 +91,8 @@ async fn a_refusal_is_not_repeated_and_releases_nothing() {
     }
 }
 
-/// A connection that died silently is abandoned after two commands without an answer. A waiter that is in the
-/// queue by then does not fail for that.
+/// A connection that died silently is abandoned after two commands without an answer. A waiter that is in the queue by then does not fail
+/// because of that, but takes again.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_outlasts_a_connection_that_died_in_silence() {
     let locks = Locks::in_memory();
@@ -117,7 +116,7 @@ async fn only_a_waiting_caller_waits_for_a_connection() {
     assert_eq!(target.commands(), ["take"]);
 }
 
-/// S1.24
+/// S1.24: a grant is released if, when its answer comes, its time to live has passed, or less than `min_remaining` of it is left.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_comes_too_late_is_released() {
     let late = ("take", &[Fate::Late(ms(300))] as &[_]);
@@ -175,7 +174,7 @@ async fn a_future_dropped_in_mid_command_leaves_nothing() {
     assert!(!target.is_locked().await);
 }
 
-/// S1.17
+/// S1.17: a guard whose unlock received no answer can unlock again; if it is dropped instead, the background releases the lock.
 #[tokio::test(start_paused = true)]
 async fn an_unlock_without_an_answer_can_be_repeated() {
     let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Broken)])];
@@ -195,7 +194,7 @@ async fn an_unlock_without_an_answer_can_be_repeated() {
     assert!(!target.is_locked().await, "dropped, it is retried in the background");
 }
 
-/// A command that was never sent may be sent again, once there is a connection.
+/// A command that was not sent for want of a connection is sent again, once there is one.
 #[tokio::test(start_paused = true)]
 async fn an_unlock_waits_for_a_connection_that_is_being_made() {
     let script: Script<'_> = &[("free", &[Fate::Fails(StoreErrorKind::Unavailable)])];
@@ -221,7 +220,7 @@ async fn a_release_in_the_background_ends_with_the_time_to_live() {
 async fn a_background_release_is_retried_until_the_extended_lease_ends() {
     for is_answered in [true, false] {
         let extend = if is_answered { Fate::Late(ms(0)) } else { Fate::Lost(StoreErrorKind::Broken) };
-        // With pauses of 20 to 100 ms, the failures last longer than the initial time to live.
+        // With pauses of 20 to 100 ms between them, these failures last longer than the initial time to live.
         let down = [Fate::Fails(StoreErrorKind::Unavailable); 60];
         let target = Faulty::new(&Locks::in_memory(), ms(1000), &[("extend", &[extend]), ("free", &down)]);
         let hold = held(&target).await;
@@ -233,7 +232,7 @@ async fn a_background_release_is_retried_until_the_extended_lease_ends() {
     }
 }
 
-/// The release is not retried for time that has passed, nor for time by which an extension shortened the
+/// The time for which the release is retried counts from the last grant or extension. It is shorter after an extension that shortened the
 /// lease.
 #[tokio::test(start_paused = true)]
 async fn a_background_release_is_retried_no_longer_than_the_remaining_lease() {
@@ -265,7 +264,7 @@ async fn a_shutdown_waits_for_failing_releases_only_briefly() {
     }
 }
 
-/// A renewal in flight when the lock is released does not run after the release.
+/// The lock is released while a renewal awaits its answer: no other renewal is sent after that.
 #[tokio::test(start_paused = true)]
 async fn no_renewal_follows_a_release() {
     for dropped in [false, true] {
@@ -284,7 +283,7 @@ async fn no_renewal_follows_a_release() {
     }
 }
 
-/// A failed renewal is retried while there is time, and then the holder is notified.
+/// A failed renewal is retried as long as the lease lasts, and after that the holder is notified of the loss.
 #[tokio::test(start_paused = true)]
 async fn failed_renewals_are_repeated_and_end_in_a_loss() {
     let down = Fate::Fails(StoreErrorKind::Broken);
@@ -303,7 +302,7 @@ async fn failed_renewals_are_repeated_and_end_in_a_loss() {
     assert_eq!(hold.hold_state.remaining(), Some(ms(0)));
 }
 
-/// An unanswered extension may have shortened the lease, so the shorter time counts.
+/// An extension without an answer may have shortened the lease, so the shorter of both times counts.
 #[tokio::test(start_paused = true)]
 async fn an_unanswered_extension_counts_as_the_shorter_time() {
     let lost = Fate::Lost(StoreErrorKind::Broken);
@@ -317,7 +316,8 @@ async fn an_unanswered_extension_counts_as_the_shorter_time() {
     assert_eq!(hold.hold_state.remaining(), Some(ms(988)));
 }
 
-/// The caller's time ends during a command: the last answer said busy, so the error does too.
+/// The caller's time ends during a command. The answer before that said that the lock is busy, so the error is a timeout, not a store's
+/// error.
 #[tokio::test(start_paused = true)]
 async fn a_timeout_in_a_late_command_is_a_timeout() {
     let locks = Locks::in_memory();
@@ -360,7 +360,7 @@ async fn a_bump_without_an_answer_is_repeated() {
     assert!(!target.is_locked().await);
 }
 
-/// Without any answer the guard counts as held; releasing it also undoes a bump that may have succeeded.
+/// If a bump receives no answer, the guard still counts as held. Its release also undoes a bump that may have run.
 #[tokio::test(start_paused = true)]
 async fn a_bump_that_fails_is_released_with_what_it_replaces() {
     for fate in [Fate::Fails(StoreErrorKind::TimedOut), Fate::Lost(StoreErrorKind::TimedOut), Fate::Straggles]

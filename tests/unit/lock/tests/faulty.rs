@@ -13,17 +13,17 @@ use crate::store::{StoreError, StoreErrorKind, Take, Token};
 /// The fate of one command.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fate {
-    /// It is never run.
+    /// The command never runs, and its caller receives this error.
     Fails(StoreErrorKind),
-    /// It runs at once, and its answer is lost.
+    /// The command runs at once, and its answer is lost: its caller receives this error.
     Lost(StoreErrorKind),
-    /// It runs at once, and its answer comes this late.
+    /// The command runs at once, and its answer comes this much later.
     Late(Duration),
-    /// It fails, and runs 100 ms later.
+    /// The caller receives an error, and the command runs 100 ms later.
     Straggles,
 }
 
-/// The fates of the first commands of each kind.
+/// For each kind of command, the fates of the first ones. Later commands run normally.
 pub(super) type Script<'a> = &'a [(&'static str, &'a [Fate])];
 
 /// A mutex of a memory store behind a faulty connection.

@@ -3,7 +3,7 @@ use tokio::time::timeout;
 use super::*;
 use crate::lock::{Held, LockError};
 
-/// S1.24: less 1 % and 2 ms, measured from when the granting command was sent.
+/// S1.24: `remaining` is the time to live less 1 % and 2 ms for clock drift, measured from when the granting command was sent.
 #[tokio::test(start_paused = true)]
 async fn remaining_counts_from_the_grant_and_keeps_the_drift_back() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
@@ -16,7 +16,7 @@ async fn remaining_counts_from_the_grant_and_keeps_the_drift_back() {
     assert_eq!((guard.attempts(), guard.waited()), (1, ms(0)));
 }
 
-/// S1.25
+/// S1.25: `expired` resolves at the end of the time to live, or when the lock is released before.
 #[tokio::test(start_paused = true)]
 async fn expired_resolves_at_the_end_of_the_time_or_at_the_unlock() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
@@ -32,7 +32,7 @@ async fn expired_resolves_at_the_end_of_the_time_or_at_the_unlock() {
     assert_eq!(timed(guard.expired()).await.0, ms(0));
 }
 
-/// S3.14: without renewal too, a loss is known at the end of the time to live.
+/// S3.14: also without renewal, a loss is known at the end of the time to live.
 #[tokio::test(start_paused = true)]
 async fn lost_resolves_when_the_time_is_over_and_never_after_an_unlock() {
     let a = with(&Locks::in_memory(), |builder| builder.ttl(ms(1000)));
@@ -49,7 +49,7 @@ async fn lost_resolves_when_the_time_is_over_and_never_after_an_unlock() {
     lost.abort();
 }
 
-/// S5.2: the own lease grows from 2 s to 3 s; a lost one is not created again.
+/// S5.2: an extension sets the lease of a holder, here from 2 s to 3 s. It does not create a lost one again.
 #[tokio::test(start_paused = true)]
 async fn extend_starts_the_time_anew() {
     let locks = Locks::in_memory();
@@ -70,8 +70,8 @@ async fn extend_starts_the_time_anew() {
     assert!(!guard.extend(ms(1000)).await.expect("asks"));
 }
 
-/// An extension must refuse times that `build` refuses: nothing would remain of 2 ms, and 10 ms would be
-/// renewed without a pause.
+/// An extension must refuse times that `build` refuses: of 2 ms, nothing would remain, and a lease of 10 ms would have to be renewed
+/// without a pause.
 #[tokio::test(start_paused = true)]
 async fn an_extension_has_the_bounds_of_a_time_to_live() {
     let locks = Locks::in_memory();
@@ -101,7 +101,7 @@ async fn expired_follows_an_extension() {
     assert_eq!(expired.await.expect("no panic").0, ms(1488));
 }
 
-/// S4.35 for mutexes: work of 5 s under 1 s of time.
+/// S4.35 for mutexes: `auto_renew` keeps a lock with a time to live of 1 s during work of 5 s.
 #[tokio::test(start_paused = true)]
 async fn auto_renew_keeps_it_until_the_unlock_and_not_longer() {
     let locks = Locks::in_memory();
@@ -158,7 +158,7 @@ async fn a_renewal_that_is_refused_notifies_the_holder() {
     let (a, b) = (with(&locks, |builder| builder.ttl(ms(900)).auto_renew(true)), mutex(&locks));
     let guard = locked(&a).await;
     let lost = guard.lost();
-    // No listener exists while the lock is taken away.
+    // The lock is taken away while nothing awaits `lost`.
     b.force_unlock().await.expect("asks");
     let other = locked(&b).await;
     assert!(timed(lost).await.0 <= ms(301));
@@ -179,7 +179,7 @@ async fn all_listeners_are_notified() {
         listeners.push(waiting(guard.lost()).await);
         listeners.push(waiting(guard.expired()).await);
     }
-    // A listener that was dropped consumes no message.
+    // A listener that was dropped does not consume the message for the others.
     waiting(guard.lost()).await.abort();
     b.force_unlock().await.expect("asks");
     for listener in listeners {

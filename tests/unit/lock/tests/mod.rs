@@ -1,4 +1,4 @@
-//! The locks on a memory store, with a paused clock: times are exact.
+//! The locks on a memory store, with a paused clock, so that times are exact.
 
 mod api;
 mod bump;
@@ -39,14 +39,14 @@ async fn locked(mutex: &Mutex) -> MutexGuard {
     mutex.lock().await.expect("free, or about to be")
 }
 
-/// Runs all tasks that can run: spawned, in the background, or woken.
+/// Runs all tasks that can run: spawned tasks, tasks in the background, and woken ones.
 async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Starts a task that has to wait, and runs it until it does.
+/// Starts a task that has to wait, and runs it until it waits.
 async fn waiting<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     let task = tokio::spawn(work);
     settle().await;

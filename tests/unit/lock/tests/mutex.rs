@@ -27,7 +27,7 @@ async fn a_second_unlock_is_false() {
     let mut guard = locked(&a).await;
     assert!(guard.unlock().await.expect("asks"));
     assert!(!guard.unlock().await.expect("asks"));
-    // Nor does it release the same handle's next acquisition.
+    // A second unlock of the old guard does not release the next acquisition of the same handle either.
     let next = locked(&a).await;
     assert!(!guard.unlock().await.expect("asks"));
     drop(guard);
@@ -35,7 +35,7 @@ async fn a_second_unlock_is_false() {
     assert!(a.is_held() && next.is_owned().await.expect("asks"));
 }
 
-/// S1.12, S1.27: even while the first is still trying, and after the key has expired.
+/// S1.12, S1.27: a handle is refused even while its first call is still waiting, and after its key has expired.
 #[tokio::test(start_paused = true)]
 async fn a_handle_that_holds_or_tries_is_refused_until_it_is_unlocked() {
     let locks = Locks::in_memory();
@@ -78,14 +78,14 @@ async fn a_dropped_guard_unlocks_in_the_background() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S5.14
+/// S5.14: an orderly release is impossible then, but the drop of a guard must not panic.
 #[test]
 fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
     let locks = Locks::in_memory();
     let a = mutex(&locks);
     let (one, other) = (runtime.block_on(locked(&a)), runtime.block_on(locked(&with_name(&locks, "other"))));
-    // The runtime of the acquisition still lives, and unlocks the mutex when it runs again.
+    // The runtime of the acquisition still exists, and releases the mutex when it runs again.
     drop(one);
     assert!(runtime.block_on(async {
         settle().await;
@@ -99,7 +99,7 @@ fn with_name(locks: &Locks, name: &str) -> Mutex {
     Mutex::new(locks, name).expect("valid")
 }
 
-/// S0.5, S1.19
+/// S0.5, S1.19: `synchronize` holds the lock exactly as long as the work runs.
 #[tokio::test(start_paused = true)]
 async fn synchronize_returns_the_value_and_unlocks() {
     let locks = Locks::in_memory();
@@ -147,7 +147,7 @@ async fn work_that_panics_or_is_dropped_unlocks() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S2.11: a result of the work stays its value, even if it is a lock's error.
+/// S2.11: `synchronize` returns the result of the work as its value, even if that is a `LockError`.
 #[tokio::test(start_paused = true)]
 async fn an_error_of_the_work_is_its_value() {
     let a = mutex(&Locks::in_memory());
@@ -185,7 +185,7 @@ async fn force_unlock_hands_it_on_and_notifies_the_holder() {
     assert!(next.is_owned().await.expect("asks"));
 }
 
-/// S5.3
+/// S5.3: any handle can read the remaining time, also that of a mutex without an expiry.
 #[tokio::test(start_paused = true)]
 async fn remaining_is_the_stores_answer_about_any_holder() {
     let locks = Locks::in_memory();
@@ -203,7 +203,7 @@ async fn remaining_is_the_stores_answer_about_any_holder() {
     assert!(guard.is_owned().await.expect("asks"));
 }
 
-/// S3.16, S1.20
+/// S3.16, S1.20: this holds after releases and after expiries.
 #[tokio::test(start_paused = true)]
 async fn each_holder_has_a_new_token_and_a_greater_fence() {
     let locks = Locks::in_memory();
@@ -264,8 +264,8 @@ async fn a_guards_locks_are_in_its_namespace_and_outlive_it() {
     }
 }
 
-/// All handles on a guard's locks share their background releases, and the guard's shutdown waits for them:
-/// otherwise a lock without a time to live would stay held.
+/// All handles on a guard's locks share one task for background releases, and the guard's shutdown waits for it: otherwise a lock without a
+/// time to live would stay held.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_background_releases_of_the_guards_locks() {
     let store = crate::MemoryStore::new();

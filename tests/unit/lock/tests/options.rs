@@ -19,7 +19,7 @@ fn the_defaults_are_those_that_are_documented() {
     assert_eq!(mutex.key(), "sg1:m:{default:door}");
 }
 
-/// S1.1
+/// S1.1: such names and prefixes would give locks a common key, or move a key to another slot.
 #[test]
 fn names_without_text_and_prefixes_that_hide_the_slot_are_refused() {
     let locks = Locks::in_memory();
@@ -32,7 +32,7 @@ fn names_without_text_and_prefixes_that_hide_the_slot_are_refused() {
     assert!(matches!(Semaphore::new(&locks, "", 1), Err(LockError::InvalidKey)));
 }
 
-/// S3.13
+/// S3.13: with a prefix, a mutex has the key that other programs use, without the crate's own additions.
 #[test]
 fn a_prefix_makes_a_bare_key() {
     let locks = Locks::in_memory();
@@ -45,7 +45,7 @@ fn a_prefix_makes_a_bare_key() {
     assert_ne!(long, key("k".repeat(1001).into()).expect("valid"));
 }
 
-/// S0.4, S1.4
+/// S0.4, S1.4: a time to live that is zero milliseconds, or too long, is refused.
 #[test]
 fn times_to_live_are_whole_milliseconds_rounded_up() {
     let ttl = |ttl| Locks::in_memory().mutex("a").ttl(ttl).build().map(|mutex| mutex.options().ttl);
@@ -87,7 +87,7 @@ fn settings_that_contradict_each_other_are_refused() {
     }
 }
 
-/// The whole time would be reserved for clock drift.
+/// The whole of so short a time would be reserved for clock drift.
 #[tokio::test(start_paused = true)]
 async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     let locks = Locks::in_memory();
@@ -106,7 +106,7 @@ async fn a_too_short_time_is_refused_and_the_shortest_allowed_one_works() {
     assert!(semaphore.acquire(crate::lock::Wait::Now).await.expect("asks").is_some());
 }
 
-/// The error must not suggest a least time that is refused too.
+/// The least time that the error suggests must not be refused, too.
 #[test]
 fn the_least_time_in_an_error_is_allowed() {
     let locks = Locks::in_memory();

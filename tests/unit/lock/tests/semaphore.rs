@@ -13,7 +13,7 @@ async fn now(semaphore: &Semaphore) -> Option<Permit> {
     semaphore.acquire(Wait::Now).await.expect("asks")
 }
 
-/// S4.3, S4.4, S4.5, S4.36, S3.17
+/// S4.3, S4.4, S4.5, S4.36, S3.17: without a free permit a caller receives none, at once or after its time.
 #[tokio::test(start_paused = true)]
 async fn no_more_permits_are_granted_than_there_are() {
     let gate = plain(5);
@@ -32,7 +32,7 @@ async fn no_more_permits_are_granted_than_there_are() {
     assert_eq!((gate.available_permits().await.expect("asks"), gate.waiting().await.expect("asks")), (0, 0));
 }
 
-/// S4.8, S4.9
+/// S4.8, S4.9: a permit is released once; a second release adds none.
 #[tokio::test(start_paused = true)]
 async fn a_release_reports_whether_it_was_held_and_the_free_permits() {
     let gate = plain(2);
@@ -53,7 +53,7 @@ async fn a_release_reports_whether_it_was_held_and_the_free_permits() {
     assert_eq!(gate.available_permits().await.expect("asks"), 2);
 }
 
-/// S4.2
+/// S4.2: in the order of their calls, and before any later caller.
 #[tokio::test(start_paused = true)]
 async fn waiters_are_served_in_their_order() {
     let gate = plain(2);
@@ -76,7 +76,7 @@ async fn waiters_are_served_in_their_order() {
     }
 }
 
-/// S4.7
+/// S4.7: the permit is also released if the work fails or panics, and without a permit the work does not run.
 #[tokio::test(start_paused = true)]
 async fn with_permit_returns_the_value_and_releases() {
     let gate = plain(1);
@@ -101,7 +101,7 @@ async fn with_permit_returns_the_value_and_releases() {
     assert_eq!(called.expect("asks"), None::<()>);
 }
 
-/// S4.16, S4.17, S4.18
+/// S4.16, S4.17, S4.18: a permit whose lease has ended becomes free, but a late release of it does not free another one.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_ended_comes_back_once() {
     let locks = Locks::in_memory();
@@ -123,7 +123,7 @@ async fn a_lease_that_ended_comes_back_once() {
     assert_eq!(gate.available_permits().await.expect("asks"), 1);
 }
 
-/// S3.20, S4.35
+/// S3.20, S4.35: a refresh restarts the lease; it does not bring back a permit whose lease has ended.
 #[tokio::test(start_paused = true)]
 async fn a_permit_lives_as_long_as_it_is_refreshed() {
     let locks = Locks::in_memory();
@@ -148,7 +148,7 @@ async fn a_permit_lives_as_long_as_it_is_refreshed() {
     assert!(now(&gate).await.is_some());
 }
 
-/// S4.10, S4.11, S4.12, S4.23
+/// S4.10, S4.11, S4.12, S4.23: reading its state does not create a semaphore.
 #[tokio::test(start_paused = true)]
 async fn a_semaphore_is_created_enlarged_and_deleted() {
     let gate = plain(3);
@@ -201,7 +201,7 @@ async fn a_permit_is_released_from_anywhere_by_its_token() {
     assert!(!permit.refresh().await.expect("asks"));
 }
 
-/// S4.33
+/// S4.33: a semaphore keeps the capacity with which it was created.
 #[tokio::test(start_paused = true)]
 async fn the_first_handle_sets_the_capacity_and_others_report_the_mismatch() {
     let locks = Locks::in_memory();

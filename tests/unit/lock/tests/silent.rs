@@ -1,5 +1,5 @@
-//! Waiters that are not polled: each delays the others by its time to live and a moment, and polled waiters
-//! send no more commands than without them.
+//! Waiters whose futures are not polled. Each of them delays the others by its time to live and a moment; the waiters that are polled send
+//! no more commands than without them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::lock::acquire::acquire;
 use crate::lock::{LockError, Wait};
 
 const TTL: Duration = Duration::from_millis(1000);
-/// The delay by a silent waiter beyond its time to live, with a tolerance.
+/// The delay that a silent waiter adds to its time to live, with a tolerance.
 const MOMENT: Duration = Duration::from_millis(400 + 20);
 
 type Silent<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Queues a call that is not polled again.
+/// Queues a call, by polling it once. Its future is returned and not polled again.
 async fn silent<T>(work: impl Future<Output = T> + Send + 'static) -> Silent<T> {
     let mut work: Silent<T> = Box::pin(work);
     assert!(poll!(&mut work).is_pending(), "it has to wait");
@@ -40,7 +40,7 @@ async fn waits(locks: &Locks) -> JoinHandle<MutexGuard> {
     waiting(async move { locked(&mutex).await }).await
 }
 
-/// How long the grant takes from now on.
+/// Waits for the grant, and returns how long it took from now on.
 async fn granted<T>(waits: JoinHandle<T>) -> (Duration, T) {
     let (took, granted) = timed(tokio::time::timeout(Duration::from_secs(3600), waits)).await;
     (took, granted.expect("it does not starve").expect("no panic"))
@@ -81,7 +81,7 @@ async fn a_short_time_to_live_makes_the_moment_short() {
     assert!((ms(100)..=ms(100 + 50 + 20)).contains(&took), "{took:?}");
 }
 
-/// Each holder dies, so that the clock ends each turn.
+/// Each holder keeps the lock until its time to live ends, so that the clock ends each turn.
 #[tokio::test(start_paused = true)]
 async fn a_silent_waiter_costs_its_moment_once() {
     let locks = Locks::in_memory();
@@ -95,7 +95,7 @@ async fn a_silent_waiter_costs_its_moment_once() {
         std::mem::forget(guard);
         total += took;
     }
-    // A new waiter is not behind the silent one again.
+    // A new waiter does not wait for the silent one again.
     let (took, _) = granted(waits(&locks).await).await;
     total += took;
     assert!((4 * TTL..=4 * TTL + MOMENT + ms(40)).contains(&total), "{total:?}");
@@ -117,8 +117,8 @@ async fn a_silent_waiter_for_a_permit_costs_its_lease_and_a_moment() {
     assert!((2 * TTL..=2 * (TTL + MOMENT)).contains(&took), "{took:?}");
 }
 
-/// Only the first waiter is notified, and it is silent. The others sleep until a time that is far off, or never
-/// comes.
+/// Only the first waiter is notified that the next lease ends sooner, and it is silent. The others sleep until the end of the former lease,
+/// which is far off or never comes.
 #[tokio::test(start_paused = true)]
 async fn a_message_to_a_silent_waiter_reaches_the_next() {
     let hour = Duration::from_secs(3600);
@@ -141,7 +141,7 @@ async fn a_message_to_a_silent_waiter_reaches_the_next() {
     }
 }
 
-/// The same for a lease that is shortened repeatedly, while others sleep until its previous end.
+/// A holder shortens its lease repeatedly. Only the first waiter is notified, and it is silent; the next one sleeps until the previous end.
 #[tokio::test(start_paused = true)]
 async fn a_shortened_lease_reaches_the_waiters_behind_a_silent_one() {
     let locks = Locks::in_memory();
@@ -176,7 +176,7 @@ async fn a_silent_waiter_that_is_polled_again_has_its_turn() {
     assert!((TTL..=TTL + ms(20)).contains(&took), "{took:?}");
 }
 
-/// A waiter that asks because another is silent was not woken in vain.
+/// A waiter that takes because the waiter before it is silent does not count that as a retry.
 #[tokio::test(start_paused = true)]
 async fn asking_for_a_silent_waiter_is_no_retry() {
     let locks = Locks::in_memory();
@@ -191,7 +191,7 @@ async fn asking_for_a_silent_waiter_is_no_retry() {
     assert!((2 * TTL..=2 * TTL + ms(20)).contains(&took), "{took:?}");
 }
 
-/// How many TAKEs this many waiters send during `during`.
+/// How many TAKEs this many waiters send during `during`, without their first ones.
 async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Future) -> usize {
     let target = Faulty::new(locks, TTL, &[("take", fates)]);
     let terms = WaitTerms { timeout: None, ..TERMS };
@@ -211,7 +211,7 @@ async fn takes(waiters: usize, locks: &Locks, fates: &[Fate], during: impl Futur
     target.commands().len() - before
 }
 
-/// One command per period, however many wait: no waiter asks because the waiter before it is late.
+/// The first waiter sends one command per period, however many wait: no waiter takes because the one before it is a little late.
 #[tokio::test(start_paused = true)]
 async fn a_thousand_polled_waiters_send_one_command_per_period() {
     let locks = Locks::in_memory();
@@ -230,7 +230,7 @@ async fn a_thousand_polled_waiters_send_one_command_per_period() {
     assert!((95..=105).contains(&sent), "{sent} in 100 seconds");
 }
 
-/// A slow answer is not silence.
+/// A waiter that has sent a command and awaits a slow answer is not silent.
 #[tokio::test(start_paused = true)]
 async fn no_waiter_asks_while_another_awaits_an_answer() {
     let locks = Locks::in_memory();
@@ -246,7 +246,7 @@ async fn no_waiter_asks_while_another_awaits_an_answer() {
     assert_eq!(sent, 1);
 }
 
-/// All waiters are late after a pause.
+/// After a pause of the whole process all waiters are late, but only one or two of them take.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_stood_still_does_not_ask_for_each_waiter() {
     let locks = Locks::in_memory();

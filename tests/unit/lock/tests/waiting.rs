@@ -49,7 +49,7 @@ async fn a_dead_holder_is_waited_for_until_its_time_is_over() {
     assert_eq!(guard.attempts(), 2);
 }
 
-/// Of all waiters of a process only the first watches the clock.
+/// Of all waiters of a process, only the first one watches the clock, so another must do that when it leaves.
 #[tokio::test(start_paused = true)]
 async fn the_next_waiter_watches_when_the_first_has_left() {
     let locks = Locks::in_memory();
@@ -64,7 +64,7 @@ async fn the_next_waiter_watches_when_the_first_has_left() {
     assert_eq!(attempts.expect("it is free"), 2);
 }
 
-/// S0.19, S1.13, S3.1
+/// S0.19, S1.13, S3.1: the default timeout is 10 s.
 #[tokio::test(start_paused = true)]
 async fn the_acquire_timeout_is_exact_and_leaves_the_queue() {
     let locks = Locks::in_memory();
@@ -87,7 +87,7 @@ async fn the_acquire_timeout_is_exact_and_leaves_the_queue() {
     assert_eq!(timed(ten.lock()).await.0, Duration::from_secs(10));
 }
 
-/// S3.5
+/// S3.5: with a timeout of zero, the call still makes one attempt.
 #[tokio::test(start_paused = true)]
 async fn without_any_time_there_is_still_one_attempt() {
     let locks = Locks::in_memory();
@@ -111,7 +111,7 @@ async fn a_timeout_without_end_waits_for_ever() {
     drop(a);
 }
 
-/// S1.5, S1.6, S1.7, S1.14
+/// S1.5, S1.6, S1.7, S1.14: a call makes one attempt more than `retries`, and pauses only between attempts.
 #[tokio::test(start_paused = true)]
 async fn retries_are_limited_and_no_pause_follows_the_last() {
     let locks = Locks::in_memory();
@@ -140,7 +140,7 @@ async fn with_notify_retries_are_wake_ups_that_did_not_grant() {
     let b = with(&locks, |builder| builder.retries(2));
     let next = waiting(timed(async move { b.lock().await.map(drop) })).await;
     for _ in 0..6 {
-        // Each time shortly before the waiter asks again.
+        // The lease is extended shortly before the waiter would take again.
         pass(ms(95)).await;
         let _ = guard.extend(ms(100)).await.expect("asks");
     }
@@ -149,7 +149,7 @@ async fn with_notify_retries_are_wake_ups_that_did_not_grant() {
     assert!((ms(190)..=ms(310)).contains(&took), "{took:?}");
 }
 
-/// S0.9
+/// S0.9: a polling waiter acquires a lock at its first poll after the lock became free.
 #[tokio::test(start_paused = true)]
 async fn polling_acquires_a_free_lock_at_most_one_interval_late() {
     let locks = Locks::in_memory();
@@ -180,7 +180,7 @@ async fn polling_asks_once_more_when_its_time_is_over() {
     assert_eq!((took, attempts.expect("free by then")), (ms(500), 3));
 }
 
-/// A poller asks at its own times, so it must not be the one that watches the clock for the queue.
+/// A poller takes at its own times, so it must not be the waiter that watches the clock for the queue.
 #[tokio::test(start_paused = true)]
 async fn an_earlier_poller_does_not_stop_the_queue_from_watching_the_clock() {
     let locks = Locks::in_memory();
@@ -192,7 +192,7 @@ async fn an_earlier_poller_does_not_stop_the_queue_from_watching_the_clock() {
     assert_eq!(guard.attempts(), 2);
 }
 
-/// Nor does it swallow the message that the next holder's lease ends sooner than the last one's.
+/// A poller does not act on the message that the next holder's lease ends sooner, so the message must reach the waiters behind it.
 #[tokio::test(start_paused = true)]
 async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
     let locks = Locks::in_memory();
@@ -210,7 +210,7 @@ async fn an_earlier_poller_does_not_swallow_messages_to_the_queue() {
     assert!((ms(500)..=ms(510)).contains(&took), "{took:?}");
 }
 
-/// S4.15 for mutexes, at each moment of a wait.
+/// S4.15 for mutexes: a waiter may be dropped at any moment of its wait, and the mutex still reaches the waiters behind it.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_dropped_at_any_moment_leaves_the_queue() {
     for queued_before in [false, true] {
@@ -229,7 +229,7 @@ async fn a_waiter_dropped_at_any_moment_leaves_the_queue() {
             let late = waiting(async move { c.lock().await }).await;
             pass(dropped_after).await;
             if dropped_after == ms(100) {
-                // The grant is on its way to it, or to the waiter before it.
+                // The grant is on its way to the waiter that leaves, or to the waiter before it.
                 guard.unlock().await.expect("asks");
                 leaving.abort();
             } else {
@@ -248,7 +248,7 @@ async fn a_waiter_dropped_at_any_moment_leaves_the_queue() {
     }
 }
 
-/// A paused process reads its grant after the lease has ended and another was granted.
+/// A process that was paused reads its grant after that lease has ended and another token was granted the lock.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_read_too_late_is_not_used() {
     for ttl in [Some(ms(1000)), None] {
@@ -287,7 +287,7 @@ async fn a_long_wait_ends_with_a_whole_time_to_live() {
     assert_eq!((next.attempts(), next.waited()), (1, ms(5000)));
 }
 
-/// S2.6: any number of callers wait, and they send commands only when the holder's time is over.
+/// S2.6: any number of callers may wait. They send commands only when the holder's time is over, here never again after their first.
 #[tokio::test(start_paused = true)]
 async fn many_wait_and_all_are_served() {
     let locks = Locks::in_memory();
@@ -325,8 +325,7 @@ async fn keyspace_waits_like_notify_where_it_is_announced() {
     assert_eq!((next.attempts(), next.waited()), (2, ms(100)));
 }
 
-/// Events before the announcement were not announced, so the waiter asks once more; that does not count as a
-/// retry.
+/// Events before the announcement was set up were not announced, so the waiter takes once more; that attempt does not count as a retry.
 #[tokio::test(start_paused = true)]
 async fn the_question_after_an_announcement_is_no_retry() {
     let locks = Locks::in_memory();

@@ -1,4 +1,4 @@
-//! Of all waiters of a process only the first watches the clock, with the knowledge of the others.
+//! Of all waiters of a process only the first one watches the clock. It uses what the other waiters have learnt about the end of the lease.
 
 use super::*;
 
@@ -8,12 +8,12 @@ fn patient(locks: &Locks, ttl: Duration) -> Mutex {
     with(locks, |builder| builder.ttl(ttl).acquire_timeout(Duration::MAX))
 }
 
-/// Waits, and never gives the lock back.
+/// Waits for the lock and keeps it until its time to live ends.
 async fn dies_with_it(mutex: Mutex) -> JoinHandle<()> {
     waiting(async move { std::mem::forget(locked(&mutex).await) }).await
 }
 
-/// Waits, and returns how long that took.
+/// Waits for the lock, and returns how long that took.
 async fn waits(mutex: Mutex) -> JoinHandle<Duration> {
     waiting(async move { locked(&mutex).await.waited() }).await
 }
@@ -22,8 +22,8 @@ fn about(took: Duration, expected: Duration) -> bool {
     (expected..=expected + ms(20)).contains(&took)
 }
 
-/// The next holder has a shorter lease, and dies. Of the two waiters behind it, the first is dropped this long `after`
-/// the announcement of that lease. Returns how long the last one waits.
+/// The next holder has a shorter lease, and dies. Of the two waiters behind it, the first one is dropped, `after` this time from the
+/// announcement of that lease. Returns how long the other waiter waits.
 async fn the_first_leaves(after: Duration) -> Duration {
     let locks = Locks::in_memory();
     let mut holder = locked(&patient(&locks, LONG)).await;
@@ -39,23 +39,23 @@ async fn the_first_leaves(after: Duration) -> Duration {
     last.await.expect("it is free")
 }
 
-/// The first waiter has requested the end of the lease.
+/// The first waiter has already asked for the end of the new lease when it leaves. The answer must not be lost with it.
 #[tokio::test(start_paused = true)]
 async fn an_answer_to_a_waiter_outlives_it() {
     let took = the_first_leaves(ms(100)).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// The first waiter has not requested it yet.
+/// The first waiter was notified of the new lease, and leaves before it asks for its end. The message must not be lost with it.
 #[tokio::test(start_paused = true)]
 async fn a_message_to_a_waiter_outlives_it() {
     let took = the_first_leaves(Duration::ZERO).await;
     assert!(about(took, ms(500)), "{took:?}");
 }
 
-/// A holder with hours left frees the lock. The first waiter is notified of the next holder; the holder after
-/// that, with a lease that is not shorter, is not announced. It was the first waiter until then. The waiter behind
-/// it becomes the first, and must not sleep until the end that it learnt when it queued.
+/// A holder with an hour left frees the lock for `c`, and the first waiter behind it, `a`, is notified of that lease. When `c` frees the
+/// lock for `a`, nothing is announced, because this lease is not shorter. Then `b` becomes the first waiter, and must not sleep until the
+/// end that it learnt when it queued.
 #[tokio::test(start_paused = true)]
 async fn a_new_first_waiter_does_not_sleep_on_an_outdated_time() {
     let locks = Locks::in_memory();
@@ -77,7 +77,7 @@ async fn a_new_first_waiter_does_not_sleep_on_an_outdated_time() {
     assert!(about(took, LONG + ms(10_000)), "{took:?}");
 }
 
-/// A holder that shortens its lease, and dies.
+/// A holder shortens its lease, and dies: a waiter must not sleep until the former end.
 #[tokio::test(start_paused = true)]
 async fn waiters_learn_of_a_shortened_lease() {
     let locks = Locks::in_memory();

@@ -1,4 +1,4 @@
-//! A connection that breaks or falls silent while it is not used.
+//! A connection that breaks or stops answering while it is not used.
 
 use futures_util::FutureExt as _;
 use redis::{Client, Cmd, Value};
@@ -30,11 +30,11 @@ enum Then {
     Hangs,
 }
 
-/// When an idle connection is checked.
+/// How long a connection is idle before it is checked.
 const SOON: Duration = Duration::from_millis(20);
 
-/// A server that behaves like `then` on its first connection and answers on all others. The receiver has the number of
-/// checks that the server has received.
+/// A server that behaves like `then` on its first connection, and answers on all later ones. The receiver has the number of checks that the
+/// server has received on all connections.
 async fn server(then: Then) -> (String, watch::Receiver<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://{}/", listener.local_addr().expect("bound"));
@@ -80,7 +80,7 @@ async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
     supervisor
 }
 
-/// Without any command being sent, the connection is replaced.
+/// The connection is replaced although no command is sent.
 async fn is_replaced(then: Then) {
     let (url, _look_count) = server(then).await;
     let supervisor = supervisor(&url, SOON).await;
@@ -104,7 +104,7 @@ async fn a_connection_that_dies_in_silence_while_idle_is_replaced_before_it_is_n
 async fn a_used_connection_is_not_checked() {
     let (url, mut look_count) = server(Then::Answers).await;
     let supervisor = supervisor(&url, SOON).await;
-    // The connection counts as idle; the first check is the one while connecting.
+    // The connection counts as idle by now, because the first of these checks is made while it connects.
     look_count.wait_for(|looks| *looks >= 3).await.expect("the server lives");
     let used = async {
         let before = *look_count.borrow();
@@ -119,7 +119,7 @@ async fn a_used_connection_is_not_checked() {
     assert!(supervisor.down().is_none());
 }
 
-/// Otherwise, with little traffic, each lost command would count as a single slow one.
+/// Otherwise, with little traffic, each lost command would be taken for a single slow one.
 #[tokio::test]
 async fn a_lost_command_causes_a_check_of_the_connection() {
     let (url, _look_count) = server(Then::Hangs).await;
@@ -131,8 +131,8 @@ async fn a_lost_command_causes_a_check_of_the_connection() {
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
 }
 
-/// Regression: the first attempt hangs for half a second. Each of five requests, one after another, waited for it during its
-/// whole budget.
+/// Regression: the first connection hung for half a second, and each of five requests, one after another, waited for it during its whole
+/// budget.
 #[tokio::test]
 async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_connection() {
     // The kernel accepts the connection, and no server answers.
@@ -148,7 +148,7 @@ async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_conne
     let third = supervisor.send_once(&get, Duration::from_secs(60)).now_or_never().expect("it does not wait");
     assert_eq!(third.expect_err("it says nothing").kind, StoreErrorKind::Unavailable);
     assert_eq!(supervisor.link().0, LinkState::Down);
-    // A caller that only connects waits for the result of the attempt.
+    // A caller that only wants to connect waits for the end of the attempt to connect.
     #[cfg(feature = "cluster")]
     {
         supervisor.settled().await.expect_err("it says nothing");
@@ -156,7 +156,7 @@ async fn a_caller_that_comes_after_two_deadlines_does_not_wait_for_a_first_conne
     }
 }
 
-/// A demoted server answers reads for ever, and a process that only has hits sends nothing else.
+/// A server that became a replica goes on answering reads, and a process that has only hits sends nothing else.
 #[tokio::test]
 async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     let server = RedisServer::start();
@@ -177,7 +177,7 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     };
     let why = timeout(Duration::from_secs(10), left).await.expect("it is read from for ever");
     assert!(reason(&why).contains("replica"), "{why:?}");
-    // It does not count as the primary again until it is.
+    // The server does not count as the primary again until it is one.
     let mut looks = supervisor.generations();
     for _ in 0..3 {
         looks.changed().await.expect("the supervisor lives");
@@ -187,7 +187,7 @@ async fn a_guard_that_only_reads_leaves_a_server_that_became_a_replica() {
     supervisor.until_up().await.expect("it is the primary again");
 }
 
-/// Without the right to ROLE, the connection stays open, and the guard does not send ROLE again.
+/// If the server refuses ROLE for want of rights, the connection stays open, and the guard does not send ROLE again.
 #[tokio::test]
 async fn role_is_not_sent_again_to_a_server_that_refuses_it() {
     let server = RedisServer::start();
@@ -208,7 +208,7 @@ async fn role_is_not_sent_again_to_a_server_that_refuses_it() {
         }
     };
     timeout(Duration::from_secs(10), five_checks).await.expect("it is checked");
-    // The guard does not send it on another connection either.
+    // The guard does not send ROLE on a later connection either.
     let mut looks = supervisor.generations();
     server.kill_clients();
     looks.changed().await.expect("the supervisor lives");
@@ -219,8 +219,8 @@ async fn role_is_not_sent_again_to_a_server_that_refuses_it() {
     assert!(supervisor.down().is_none());
 }
 
-/// A server that closes a connection at its first GET, for the first `breaks` connections, and answers nil on later ones.
-/// Returns its URL and how many GETs it has received.
+/// A server that closes each of its first `breaks` connections at its first GET, and answers nil on later ones. Returns its URL, and a
+/// receiver that has the number of GETs so far.
 async fn breaking_server(breaks: usize) -> (String, watch::Receiver<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("redis://{}/", listener.local_addr().expect("bound"));
@@ -263,7 +263,7 @@ async fn patient_supervisor(url: &str) -> Arc<Supervisor> {
     supervisor
 }
 
-/// Regression: the next command noticed the cut. Its caller lost the hit, and its load ran without the fleet.
+/// Regression: only the next command noticed the cut. Its caller lost the hit, and its load ran without the fleet.
 #[tokio::test]
 async fn a_connection_that_is_cut_while_idle_is_replaced_without_a_command_or_a_check() {
     let (url, _look_count) = server(Then::Closes).await;
@@ -284,7 +284,7 @@ async fn a_read_that_meets_a_broken_connection_is_repeated_once() {
     }
 }
 
-/// The command may have run, so its caller decides. The next command waits for the new connection.
+/// The broken command may have run, so only its caller can decide whether to repeat it. The next command waits for the new connection.
 #[tokio::test]
 async fn a_command_that_may_not_run_twice_is_not_repeated() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
@@ -296,7 +296,7 @@ async fn a_command_that_may_not_run_twice_is_not_repeated() {
     supervisor.send_once(&get, Duration::from_secs(10)).await.expect("it waits for the new connection");
 }
 
-/// The breaker: callers do not wait for a server that accepts connections and breaks each of them.
+/// The breaker opens at the second break, so that callers do not wait for a server that accepts connections and breaks each of them.
 #[tokio::test]
 async fn callers_do_not_wait_after_a_second_break() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();

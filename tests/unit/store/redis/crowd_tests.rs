@@ -1,5 +1,5 @@
-//! Steps on queues with thousands of waiters: each script call handles a bounded number of queue entries, and with other
-//! steps between two calls, each waiter is still notified of its lease's end, and of no other.
+//! Long queues: each script call handles a bounded number of queue entries. Although other steps run between two calls, each waiter is
+//! notified of the end of the lease that it waits for, and of no other lease.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::store::contract::support::redis_server::RedisServer;
 
 const NAME: &str = "ns:k";
 const LEASE: Duration = Duration::from_secs(60);
-/// More waiters than one call handles, and not a multiple of that.
+/// More waiters than one call handles, and not a multiple of what it handles.
 const WAITERS: usize = 1_234;
 
-/// A server, and steps that run one script call at a time.
+/// A server, and methods that each run one call of a script.
 struct Steps {
     server: RedisServer,
     conn: Connection,
@@ -33,7 +33,7 @@ impl Steps {
         cmd.arg(args).query(&mut self.conn).expect("an answer")
     }
 
-    /// The number of the case in the answer to an acquire.
+    /// Sends an ACQUIRE, and returns the number in its answer that says which case it is.
     fn acquire(&mut self, token: &Token) -> i64 {
         self.acquire_behind(token, "")
     }
@@ -49,7 +49,7 @@ impl Steps {
         self.run(&scripts::RELEASE, &[token.as_str()])
     }
 
-    /// Calls WAKE REST once for the end of this token's lease.
+    /// Calls WAKE REST once, which notifies further waiters of the end of this token's lease.
     fn goes_on(&mut self, token: &Token) -> i64 {
         self.run(&scripts::WAKE_REST, &[token.as_str(), &format!("w{}", token.as_str())])
     }
@@ -64,7 +64,7 @@ impl Steps {
         Cmd::lrange(format!("sg1:q:{{{NAME}}}"), 0, -1).query(&mut self.conn).expect("a list")
     }
 
-    /// How many calls of this command the server reports.
+    /// How many calls of this command the server has counted since its start.
     fn calls(&self, command: &str) -> usize {
         let stats: String = self.server.run(&["INFO", "commandstats"]);
         let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -72,7 +72,7 @@ impl Steps {
     }
 }
 
-/// A token of a new node.
+/// A token of a new node, as of another process.
 fn token() -> Token {
     Token::mint(uuid::Uuid::new_v4())
 }
@@ -120,8 +120,8 @@ fn a_waiter_of_the_next_lease_is_not_notified_of_the_earlier_release() {
     assert_eq!(steps.queue(), Vec::<String>::new());
 }
 
-/// The client was killed after its first call. A waiter that was not notified retries when the lease would have ended, and
-/// the end of the next holder's lease notifies all others.
+/// The client that ended the lease was killed after its first call. A waiter that it has not notified retries when the lease would have
+/// ended, and the end of that waiter's lease notifies all others.
 #[test]
 fn waiters_that_a_dead_client_has_not_notified_are_notified_by_the_next_release() {
     let mut steps = Steps::new();
@@ -133,7 +133,7 @@ fn waiters_that_a_dead_client_has_not_notified_are_notified_by_the_next_release(
     assert_eq!(steps.acquire(retrying), 3, "the lease was free all the time");
     assert_eq!(steps.release(retrying), 11);
     while steps.goes_on(retrying) == 11 {}
-    // The waiter that retried is not notified of the end of its own lease.
+    // The waiter that retried now holds a lease, and is not notified of its end.
     assert_eq!(steps.calls("publish"), WAITERS - 1);
     assert_eq!(steps.queue(), Vec::<String>::new());
     assert_eq!(steps.goes_on(&holder), 1, "its fence was removed");
@@ -155,7 +155,7 @@ fn an_invalidation_notifies_a_long_queue_in_parts() {
     assert_eq!(steps.queue(), Vec::<String>::new());
 }
 
-/// 10,000 queue entries of ten dead processes: one call notifies each process once, and does not handle all entries.
+/// The queue has 10,000 entries of ten dead processes. One call notifies each process once, and handles only a part of the entries.
 #[test]
 fn a_hand_over_notifies_a_dead_process_once_in_a_call() {
     let mut steps = Steps::new();
@@ -168,7 +168,7 @@ fn a_hand_over_notifies_a_dead_process_once_in_a_call() {
     let hand_over = [holder.as_str(), &lease, "0", "0"];
     let mut calls = 1;
     while steps.run::<i64>(&scripts::HAND_OVER, &hand_over) == 3 {
-        // If the client died now, the lease would still be the token's and would expire.
+        // If the client died between two calls, its token would still have the lease, which would expire.
         assert_eq!(steps.acquire(&holder), 3);
         calls += 1;
     }

@@ -5,7 +5,7 @@ use super::*;
 use crate::health::{Severity, Topology};
 use redis::Value;
 
-/// The commands that the selected scripts call, by their lines `-- calls:`.
+/// The commands that the scripts with these names call, according to their lines `-- calls:`.
 fn called(is_selected: impl Fn(&str) -> bool) -> BTreeSet<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis/scripts");
     let mut calls = BTreeSet::new();
@@ -34,8 +34,8 @@ fn the_doctor_tries_every_command_that_a_script_calls() {
 #[test]
 fn locks_only_lists_the_commands_that_only_scripts_of_locks_call() {
     let mut guard = called(|script| script != "doctor" && !is_of_locks(script));
-    // Scripts of the guard call these too, but the guard works without them. Without TIME, an insertion or an acquire has no
-    // latest moment at which it may run. Without LREM, a leaving waiter retains its position in the queue.
+    // Scripts of the guard call these commands, too, but the guard works without them. Without TIME, an insertion or an acquire has no
+    // latest moment at which it may run. Without LREM, a waiter that leaves keeps its position in the queue.
     for optional in ["TIME", "LREM"] {
         assert!(guard.remove(optional), "{optional}");
     }
@@ -49,14 +49,14 @@ fn copies_only_lists_the_commands_that_only_scripts_of_volumes_and_load_limits_c
     let volumes =
         ["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag", "load_limit"];
     let is_of_volumes = |script: &str| volumes.contains(&script);
-    // INVALIDATE announces, too.
+    // The script of INVALIDATE is left out, because it announces like the scripts of volumes.
     let others = called(|script| !is_of_volumes(script) && !["doctor", "invalidate"].contains(&script));
     let only: Vec<_> = called(is_of_volumes).difference(&others).cloned().collect();
     assert_eq!(only, COPIES_ONLY);
 }
 
-/// With a round trip of 60 ms, and 100 ms for a command and as the budget, nothing is ever stored. The report once found
-/// no problem.
+/// With a round trip of 60 ms, and 100 ms both for a command and as the budget, no value is ever stored. The report must say so: it once
+/// found no problem.
 #[test]
 fn round_trips_that_do_not_fit_into_the_budget_are_a_problem() {
     let ms = Duration::from_millis;
@@ -71,7 +71,7 @@ fn round_trips_that_do_not_fit_into_the_budget_are_a_problem() {
         (49, 60, 100, 100, [Ok, Warning]),
         (34, 40, 100, 100, [Ok, Warning]),
         (33, 40, 100, 100, [Ok, Ok]),
-        // No command is answered in time, however long the budget.
+        // No command is answered in time, and a longer budget does not change that.
         (60, 70, 50, 1_000, [Problem, Problem]),
         (40, 60, 50, 1_000, [Warning, Ok]),
         (300, 700, 1_000, 2_000, [Ok, Warning]),
@@ -104,7 +104,7 @@ fn a_server_that_is_too_old_or_takes_no_writes_is_a_problem() {
     assert_eq!(worst(super::server::of_greeting(Value::Nil, Topology::Single, None)), Some(Severity::Note));
 }
 
-/// A test's server cannot be made to report these values of INFO in time.
+/// These are texts instead of a server's, because no test's server can be made to report such values of INFO in time.
 #[test]
 fn failing_persistence_and_replicas_are_reported() {
     let info = "maxmemory:0\r\nconnected_slaves:2\r\naof_enabled:1\r\nrdb_last_bgsave_status:err\r\n";

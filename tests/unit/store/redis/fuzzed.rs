@@ -24,7 +24,7 @@ fn token(text: &[u8]) {
     }
 }
 
-/// Parses the bytes as the reply to each of the commands.
+/// Parses the bytes as the reply to each command of the guard.
 fn reply(bytes: &[u8]) {
     let Ok(reply) = redis::parse_redis_value(bytes) else { return };
     if let Some(AcquireReply::Acquired(Acquired::Held { holder, .. })) = read_acquire(reply.clone()) {
@@ -67,7 +67,7 @@ fn refusal(line: &[u8]) {
     assert!(!logged.contains("sg1:"), "a key is logged: {logged}");
 }
 
-/// Merges the server's setting of keyspace events.
+/// Merges the flags that the crate needs into the server's setting of keyspace events.
 fn flags(text: &[u8]) {
     let flags = String::from_utf8_lossy(text);
     if let Some(merged) = keyspace::merged(&flags) {

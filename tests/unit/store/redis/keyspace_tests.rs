@@ -13,7 +13,7 @@ fn existing_flags_are_retained() {
     assert_eq!(merged("xgKe$"), None);
 }
 
-/// No task is left without waiters, even if the connection for announcements cannot be opened.
+/// The task for announcements ends with its last waiter, even if its connection cannot be opened.
 #[tokio::test]
 async fn a_task_that_can_not_connect_ends_with_the_last_waiter() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! When the provider is called, with the clock under the test's control.
+//! When the provider of credentials is called, under a clock that the test controls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,16 +13,16 @@ use crate::store::redis::login::Credentials;
 
 const LIFE: Duration = Duration::from_secs(100);
 
-/// The longest pause between two calls, and some.
+/// The longest pause between two calls of the provider, and a margin.
 const LAST_PAUSE: Duration = Duration::from_secs(6);
 
 /// A provider that counts its calls.
 #[derive(Clone, Default)]
 struct Source {
     calls: Arc<AtomicUsize>,
-    /// How many of the calls, from the second on, fail.
+    /// How many calls fail, counted from the second one on.
     fails: usize,
-    /// For credentials without an end.
+    /// Whether the provider says no end of its credentials.
     endless: bool,
 }
 
@@ -83,7 +83,7 @@ async fn credentials_are_renewed_before_they_end_once_for_all_connections() {
     assert_eq!(login.user().as_deref(), Some("guard"));
 }
 
-/// Processes that have started together must not call the provider together.
+/// Processes that have started at the same time must not call the provider at the same time.
 #[tokio::test(start_paused = true)]
 async fn the_moment_of_renewal_differs_between_processes() {
     let mut moments = Vec::new();
@@ -104,7 +104,7 @@ async fn while_the_provider_fails_the_present_credentials_are_used_until_they_en
     let began = Instant::now();
     assert!(timeout(LIFE, login.later_than(1)).await.is_err(), "there are no later ones");
     let calls = source.calls();
-    // 35 seconds at most, with pauses of up to five seconds.
+    // The calls begin at most 35 seconds before the first credentials end, and their pauses grow to five seconds.
     assert!((6..60).contains(&calls), "{calls}");
     assert_eq!(login.failures(), calls as u64 - 1);
     assert_eq!(began.elapsed(), LIFE);
@@ -145,7 +145,7 @@ async fn refused_credentials_are_replaced_with_growing_pauses() {
     assert_eq!(password(&present(&login).await), password(&issue), "the refusal of older ones says nothing");
 }
 
-/// This happens if the server's clock is behind the provider's, or the token has not reached the server yet.
+/// The latest credentials are refused if the server's clock is behind the provider's, or the token has not reached the server yet.
 #[tokio::test(start_paused = true)]
 async fn while_the_latest_credentials_are_refused_new_connections_use_the_previous_ones_until_they_end() {
     let source = Source::default();
@@ -164,7 +164,7 @@ async fn while_the_latest_credentials_are_refused_new_connections_use_the_previo
     assert_eq!(password(&present(&login).await), "secret-4", "they have ended");
 }
 
-/// This happens after a restart of a server that does not persist its users.
+/// Both are refused after a restart of a server that does not persist its users.
 #[tokio::test(start_paused = true)]
 async fn if_the_previous_credentials_are_refused_too_the_provider_is_called() {
     let source = Source::default();

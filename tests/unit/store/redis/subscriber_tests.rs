@@ -4,7 +4,7 @@ use super::*;
 use crate::key::{CacheKey, Key};
 use crate::store::redis::RedisStore;
 
-/// An inbox that has received nothing: it was not opened, is connecting, or has no server.
+/// Until its first message, an inbox reports the state of the commands' connection: idle, connecting, or down because no server answers.
 #[tokio::test]
 async fn an_inbox_that_was_never_up_reports_the_state_of_the_commands_connection() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
@@ -22,7 +22,7 @@ async fn an_inbox_that_was_never_up_reports_the_state_of_the_commands_connection
     assert_eq!(store.inbox.link(), LinkState::Closed);
 }
 
-/// It reports that it was connected before, and not the state of the commands' connection, which may be up.
+/// Such an inbox reports that it is down, even if the commands' connection is up.
 #[tokio::test]
 async fn an_inbox_that_was_up_is_down_until_it_is_back() {
     let client = redis::Client::open("redis://127.0.0.1:1/").expect("an address");

@@ -1,4 +1,4 @@
-//! A cluster of scripted nodes: which requests each node receives, how often, and the effect of its answers.
+//! A cluster of scripted nodes: which requests each node receives, how many, and what follows from its answers.
 
 mod node;
 mod start;
@@ -22,12 +22,12 @@ fn cluster(nodes: &[&Node]) -> Arc<Cluster> {
     Cluster::new(ClusterClient::new(urls).expect("nodes"), ANSWER)
 }
 
-/// The commands of a node of the guard to this cluster.
+/// A guard's sender of commands to this cluster.
 fn commands(cluster: &Arc<Cluster>) -> Commands {
     Route::Cluster(Arc::clone(cluster)).into()
 }
 
-/// Two masters with half of the slots each, as both of them report.
+/// A cluster of two masters. Both report that each of them has half of the slots.
 async fn halves() -> ([Node; 2], Arc<Cluster>) {
     let nodes = [Node::start(1_000).await, Node::start(2_000).await];
     for node in &nodes {
@@ -35,7 +35,7 @@ async fn halves() -> ([Node; 2], Arc<Cluster>) {
     }
     let cluster = cluster(&[&nodes[0], &nodes[1]]);
     cluster.until_up().await.expect("they answer");
-    // First by the answer of one node, and then by those of both.
+    // The slot map changes twice: once when one node has answered, and once when both have.
     eventually("both views are used", || *cluster.changes().borrow() >= 2).await;
     (nodes, cluster)
 }
@@ -49,7 +49,7 @@ async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     assert!(waited.await.is_ok(), "not in time: {what}");
 }
 
-/// Sends a GET about this key.
+/// Sends a GET, to the master of this key.
 async fn get(cluster: &Arc<Cluster>, key: &str, within: Duration) -> Result<Value, StoreError> {
     let get = redis::cmd("GET").arg("k").to_owned();
     cluster.send(key, &get, within, SendMode::Once).await.map(|(reply, _)| reply)
@@ -83,7 +83,7 @@ async fn a_moved_reply_updates_the_slot_map_at_once() {
     assert_eq!(cluster.coverage().expect("a map").masters.len(), 3, "it is new");
     assert_eq!(master(&cluster, 8_192), Some(third.address.clone()));
     assert_eq!(master(&cluster, 8_193), Some(second.address.clone()));
-    // The correction of one slot does not override what all nodes report.
+    // What all nodes report replaces the correction of a single slot.
     for node in [&first, &second, &third] {
         node.says(&[(8_191, Some(&first)), (16_383, Some(&second))]);
     }
@@ -92,12 +92,12 @@ async fn a_moved_reply_updates_the_slot_map_at_once() {
     assert_eq!(cluster.coverage().expect("a map").masters.len(), 2);
 }
 
-/// Six are sent at once; the seventh after a pause, to the node in the slot map.
+/// After five redirections without a pause, the next one waits, and then follows the slot map.
 #[tokio::test]
 async fn a_command_sent_back_and_forth_pauses_between_nodes() {
     let ([first, second], cluster) = halves().await;
     let key = key_in(0);
-    // A timeout that no `Instant` can represent.
+    // The command must also accept a timeout that is too long for any `Instant`.
     assert!(get(&cluster, &key, Duration::MAX).await.is_ok());
     let [to, fro] = [&second, &first].map(|node| sent_on("MOVED", &key, node));
     first.will_answer([to]);
@@ -112,7 +112,7 @@ async fn a_command_sent_back_and_forth_pauses_between_nodes() {
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
     assert_eq!(first.commands(), ["GET", "ASKING", "GET", "ASKING", "GET", "GET"]);
     assert_eq!(second.commands(), ["ASKING", "GET"].repeat(3));
-    // A node that has the slot gets no ASKING, as it would during a migration.
+    // The slot map says that the node has the slot, so the command is sent there without ASKING, which only a migration needs.
     second.will_answer([sent_on("MOVED", &key, &first)]);
     first.will_answer([sent_on("ASK", &key, &second), NIL.to_owned()]);
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
@@ -123,7 +123,7 @@ async fn a_command_sent_back_and_forth_pauses_between_nodes() {
 async fn a_command_for_a_migrating_slot_is_retried_within_its_deadline() {
     let ([first, _second], cluster) = halves().await;
     first.will_answer(["-TRYAGAIN Multiple keys request during rehashing of slot\r\n".to_owned()]);
-    // A test process that wakes up too late has no time left for another attempt.
+    // If the test process wakes up too late, no time is left for another attempt, so several runs are allowed.
     let (mut errors, mut attempts) = (Vec::new(), 0);
     while errors.len() < 5 && !errors.contains(&StoreErrorKind::Transient) {
         let before = first.commands().len();
@@ -135,7 +135,7 @@ async fn a_command_for_a_migrating_slot_is_retried_within_its_deadline() {
     assert!((2..=10).contains(&attempts), "at first after 5 ms, then after 40: {attempts}");
 }
 
-/// Two masters of three are down, and some slots have no master.
+/// Two of three masters are down, and some slots have no master at all.
 #[tokio::test]
 async fn a_cluster_with_some_masters_down_is_not_down() {
     let (node, down_nodes) = (Node::start(0).await, [dead(), dead()]);
@@ -155,7 +155,7 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Up, Breaker::Partly));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&down_nodes[0].address.to_string())), "{why:?}");
-    // A caller that waits for this key keeps waiting.
+    // A caller that waits for a key of a master that is down keeps waiting.
     let reached = timeout(Duration::from_millis(100), cluster.reach(&down)).await;
     assert!(reached.is_err(), "{reached:?}");
     timeout(SOON, cluster.reach(&up)).await.expect("in time").expect("it is up");
@@ -170,7 +170,7 @@ async fn a_cluster_with_some_masters_down_is_not_down() {
     cluster.moved(8_100, node.address.clone()).expect("an address");
     assert_eq!(master(&cluster, 8_100), Some(node.address.clone()), "until a node reports another");
 
-    // A master for those slots is found, even without commands.
+    // The client looks for a master of those slots by itself, without a command for them.
     let before = node.slot_queries();
     eventually("it is queried again and again", || node.slot_queries() >= before + 4).await;
     node.says(&[(16_383, Some(&node))]);
@@ -191,12 +191,12 @@ async fn a_cluster_with_all_masters_down_is_down() {
     let (link, breaker, why) = cluster.link();
     assert_eq!((link, breaker), (LinkState::Down, Breaker::Open));
     assert!(why.as_ref().is_some_and(|why| why.starts_with(&down_nodes[0].address.to_string())), "{why:?}");
-    // A node of the client's list may have a newer view than the masters that are down.
+    // The client also asks the nodes of its list, because they may have a newer view than the masters that are down.
     node.says(&[(16_383, Some(&node))]);
     eventually("it is up", || commands(&cluster).down().is_none() && cluster.link().0 == LinkState::Up).await;
 }
 
-/// All processes must use one clock.
+/// All processes must use the same clock, so they take that of one node.
 #[tokio::test]
 async fn the_clock_is_that_of_the_master_of_the_first_slot() {
     let (_nodes, cluster) = halves().await;
@@ -222,7 +222,7 @@ async fn a_suspicion_examines_masters_and_slots() {
     sleep(Duration::from_millis(50)).await;
     let again = cluster.state().slot_map.layout().expect("a map").expect("a map");
     assert!(Arc::ptr_eq(&layout, &again), "it is the same");
-    // The number of examinations is limited, even if there is news all the time.
+    // The number of examinations is limited, even if there are reasons for one all the time.
     let before = nodes[0].slot_queries();
     for _ in 0..50 {
         cluster.looks.news.notify_one();
@@ -257,7 +257,7 @@ async fn a_closed_cluster_sends_no_commands() {
     let closed = |done: Result<(), StoreError>| done.expect_err("closed").kind == StoreErrorKind::Closed;
     assert!(closed(get(&cluster, &key_in(0), SOON).await.map(drop)));
     assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
-    // A command in flight at the close, which is then sent to another node.
+    // The cluster was closed while this command was in flight, and now the command is sent on to another node.
     let late = cluster.moved(0, second.address.clone()).expect("an address").server;
     assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON, SendMode::Once).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
@@ -272,7 +272,7 @@ async fn a_dropped_cluster_ends_its_refresh_task() {
     eventually("there is no refresh task", || Arc::strong_count(&looks) == 1).await;
 }
 
-/// Slots may be migrating to the node or from it although it has none. After a while its connection is closed.
+/// Slots may be migrating to or from a node that has none, so its connection is closed only after a while without use.
 #[tokio::test]
 async fn the_connection_to_a_node_without_slots_is_retained_for_a_while() {
     let (nodes, cluster) = halves().await;

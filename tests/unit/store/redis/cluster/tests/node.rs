@@ -25,11 +25,11 @@ pub(super) struct Node {
 
 #[derive(Default)]
 pub(super) struct Said {
-    /// Ranges of slots: the last slot of each and its node. A range begins after the end of the previous one.
+    /// Ranges of slots: the last slot of each range, and its master. A range begins after the end of the previous one.
     pub(super) slots: Vec<(u16, Option<Address>)>,
-    /// Whether it refuses the request for the slots (NOPERM).
+    /// Whether the node refuses to report slots (NOPERM).
     pub(super) refuses: bool,
-    /// The answers to GET, in order; the last one is repeated.
+    /// The answers to the next GETs, in order; the last one is repeated.
     answers: Vec<String>,
     seconds: u64,
 }
@@ -45,7 +45,7 @@ impl Node {
         }
     }
 
-    /// Starts a node with this time on its clock.
+    /// Starts a node whose clock shows this time.
     pub(super) async fn start(seconds: u64) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
         let node = Self::at(listener.local_addr().expect("bound").port(), seconds);
@@ -68,8 +68,8 @@ impl Node {
         node
     }
 
-    /// Called for each word. Answers the one word by which a command is recognised (`SLOTS` for `CLUSTER SLOTS`); returns
-    /// `None` for all others.
+    /// Returns the answer to a command that contains this word, or `None` if no command is recognised by it. Commands are recognised by one
+    /// word (`SLOTS` for `CLUSTER SLOTS`).
     fn answers(&self, word: &str) -> Option<String> {
         let mut said = lock(&self.said);
         Some(match word {
@@ -146,7 +146,7 @@ pub(super) fn hanging() -> (std::net::TcpListener, Address) {
     (listener, Address { host: "127.0.0.1".into(), port })
 }
 
-/// The reply that redirects a command about this key to that node.
+/// The reply that redirects a command about this key to that node; `how` is MOVED or ASK.
 pub(super) fn sent_on(how: &str, key: &str, node: &Node) -> String {
     format!("-{how} {} {}\r\n", slot_of(key), node.address)
 }

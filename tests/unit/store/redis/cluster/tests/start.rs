@@ -1,11 +1,11 @@
-//! The start of a cluster client: before it has a slot map, and while it has only one node's view of the slots.
+//! The start of a cluster client: while it has no slot map, and while it knows only one node's view of the slots.
 
 use super::node::hanging;
 use super::*;
 use crate::store::StoreErrorKind;
 use crate::store::contract::support::warnings::Warnings;
 
-/// No node reports slots, for a reason that is logged once; later one does.
+/// At first the only node refuses to report slots, and that reason is logged once. Later the node reports them.
 #[tokio::test]
 async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     let warnings = Warnings::default();
@@ -33,7 +33,7 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     let before = node.slot_queries();
     sleep(Duration::from_millis(200)).await;
     assert!(node.slot_queries() - before < 50, "{} times at once", node.slot_queries() - before);
-    // The latest reason is reported.
+    // The node now has another reason not to report slots, and the link reports that one.
     lock(&node.said).refuses = false;
     let reason = || cluster.link().2.unwrap_or_default();
     eventually("it is another", || reason().contains("knows of no slots")).await;
@@ -42,13 +42,13 @@ async fn without_a_slot_map_callers_wait_on_and_commands_fail() {
     for wait in waits {
         timeout(SOON, wait).await.expect("in time").expect("no panic").expect("it is up");
     }
-    // In a cluster of one node, the task does not query again and again for other nodes' views.
+    // A cluster of one node has no other views, so the task does not query for them again and again.
     let before = node.slot_queries();
     sleep(Duration::from_millis(300)).await;
     assert!(node.slot_queries() <= before + 2, "{} times", node.slot_queries() - before);
 }
 
-/// The first answer is used at once, and only until the other nodes have answered.
+/// The view of the node that answers first is used at once, until the other nodes have answered.
 #[tokio::test]
 async fn the_first_slot_map_is_compared_with_those_of_other_nodes() {
     let nodes = [Node::start(0).await, Node::start(0).await];
@@ -63,7 +63,7 @@ async fn the_first_slot_map_is_compared_with_those_of_other_nodes() {
     assert_eq!(all_known_nodes.len(), 2, "it is known where to ask");
 }
 
-/// Of the client's nodes one is down, and one does not answer.
+/// The client knows three nodes: one is down, one does not answer, and one answers.
 #[tokio::test]
 async fn the_first_node_that_answers_is_enough() {
     let (down_node, hangs, node) = (dead(), hanging(), Node::start(0).await);
@@ -73,7 +73,7 @@ async fn the_first_node_that_answers_is_enough() {
     let url = |address: &Address| format!("redis://{address}/");
     let all = cluster(&[url(&down_node.address), url(&hangs.1), url(&node.address)]);
     assert!(get(&all, "k", SOON).await.is_ok());
-    // Otherwise the client waits for each node until the time limit, and no longer.
+    // If no node answers, the client waits until its time limit, and no longer.
     let alone = cluster(&[url(&hangs.1)]);
     let late = timeout(SOON, get(&alone, "k", Duration::from_millis(200))).await;
     let error = late.expect("in time").expect_err("it says nothing");
@@ -98,7 +98,7 @@ async fn a_slow_first_connection_counts_as_connecting() {
     assert_eq!(cluster.link(), (LinkState::Up, Breaker::Closed, None));
 }
 
-/// Without a runtime, no task could ever end the wait.
+/// Without a runtime there is no task that could end the wait, so it must fail.
 #[test]
 fn without_a_runtime_waiting_for_the_slot_map_fails() {
     let client = ClusterClient::new(["redis://127.0.0.1:1/"]).expect("a node");
@@ -106,7 +106,7 @@ fn without_a_runtime_waiting_for_the_slot_map_fails() {
     assert!(known_layout.is_some_and(|known_layout| known_layout.is_err()));
 }
 
-/// A runtime that shuts down ends the refresh task, and resets its result that no node reports slots.
+/// When its runtime shuts down, the refresh task ends, and the result that no node reports slots is reset: the next caller starts it anew.
 #[tokio::test]
 async fn another_runtime_starts_over() {
     let (node, blank) = (Node::start(0).await, Node::start(0).await);
@@ -133,7 +133,7 @@ async fn another_runtime_starts_over() {
     assert!(get(&unknown, "k", SOON).await.is_ok(), "it waits for a map as the first does");
 }
 
-/// A caller on another runtime is notified of the end of the refresh task, and starts another one.
+/// A caller on another runtime waits for a refresh task whose runtime ends. The caller is notified of that, and starts another task.
 #[tokio::test]
 async fn a_wait_outlives_the_refresh_task() {
     let node = Node::start(0).await;
