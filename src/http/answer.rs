@@ -3,7 +3,7 @@
 //! - [`ResponseReader`] selects the stored variant and decides whether it may answer the request; [`answer`] builds the response.
 //! - [`CacheStatus`] writes `Cache-Status` with the guard's details, and [`age_and_status`] writes `Age` with it.
 //! - [`own_answer`] is the guard's response if it has none to serve.
-//! - [`set_cache_status`] adds [`AnswerInfo`](crate::AnswerInfo) as an extension if the policy requests it.
+//! - [`set_answer_info`] adds [`AnswerInfo`](crate::AnswerInfo) as an extension if the policy requests it.
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
@@ -80,7 +80,7 @@ pub(crate) struct Replay {
 impl Replay {
     pub(crate) fn respond(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody> {
         let Self { mut response, trailers, times } = self;
-        set_cache_status(&mut response, http, outcome, times);
+        set_answer_info(&mut response, http, outcome, times);
         response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
     }
 }
@@ -334,7 +334,7 @@ impl SharedBody {
         let status = CacheStatus::Collapsed { ttl: self.ttl };
         age_and_status(response.headers_mut(), age.as_secs(), status);
         let fresh_for = Duration::from_secs(self.ttl.unwrap_or(0)).saturating_sub(self.came.elapsed());
-        set_cache_status(&mut response, http, outcome, Times::just_loaded(fresh_for));
+        set_answer_info(&mut response, http, outcome, Times::just_loaded(fresh_for));
         response
     }
 }
@@ -369,7 +369,7 @@ pub(super) fn failed_answer(
     text: &'static str,
 ) -> Response<GuardedBody> {
     let mut response = own_answer(status, detail, text);
-    set_cache_status(&mut response, http, Outcome::Failed, Times::default());
+    set_answer_info(&mut response, http, Outcome::Failed, Times::default());
     response
 }
 
@@ -569,7 +569,7 @@ pub(crate) fn age_and_status(headers: &mut HeaderMap, age: u64, status: CacheSta
 
 /// Adds the times and the outcome as an extension, only if the policy requests it: the first extension of a response allocates a
 /// map, which takes a tenth of the time of a hit from memory.
-pub(super) fn set_cache_status<B>(
+pub(super) fn set_answer_info<B>(
     response: &mut Response<B>,
     http: &HttpPolicy,
     outcome: Outcome,
@@ -589,5 +589,5 @@ pub(super) fn set_forwarded_status(
 ) {
     write_status(response.headers_mut(), status);
     let stored = if let CacheStatus::Forwarded { stored, .. } = status { stored.unwrap_or(0) } else { 0 };
-    set_cache_status(response, http, outcome, Times::just_loaded(Duration::from_secs(stored)));
+    set_answer_info(response, http, outcome, Times::just_loaded(Duration::from_secs(stored)));
 }

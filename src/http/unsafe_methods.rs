@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
-use super::answer::{CacheStatus, Fwd, load_failed, set_cache_status, set_forwarded_status};
+use super::answer::{CacheStatus, Fwd, load_failed, set_answer_info, set_forwarded_status};
 use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::commit::{ClientAnswer, LoadRequest, ResponseCommit};
@@ -114,7 +114,7 @@ impl UpstreamRequest {
         // The task reads the body, and events of the body belong to the request's span.
         tokio::spawn(commit_task.in_current_span());
         let mut answer = answer.await.unwrap_or_else(|_| Ok(load_failed()))?;
-        set_cache_status(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
+        set_answer_info(&mut answer, &policy.http, Outcome::Bypassed, Times::default());
         Ok(answer)
     }
 

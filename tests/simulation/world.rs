@@ -242,7 +242,7 @@ impl World {
         let (began, id) = (Instant::now(), node.id);
         let asking = self.asks(node, key, does);
         let start_seq = asking.seq;
-        let mut change = SemaphoreChange::of(self, id, key, does, start_seq);
+        let mut change = RunningChange::of(self, id, key, does, start_seq);
         let loader = {
             let (world, node) = (Arc::clone(self), Arc::clone(node));
             move |cx| async move { world.load(&node, key, does, began, load, cx).await }
@@ -355,14 +355,14 @@ pub(super) fn cache_key(key: u8) -> CacheKey {
 }
 
 /// A running call that invalidates keys. Dropping it reports its keys as unconfirmed: the caller has left, or received an error.
-struct SemaphoreChange<'a> {
+struct RunningChange<'a> {
     oracle: &'a Oracle,
     node: usize,
     keys: Vec<u8>,
     began: u64,
 }
 
-impl<'a> SemaphoreChange<'a> {
+impl<'a> RunningChange<'a> {
     fn of(world: &'a World, node: usize, key: u8, does: Does, began: u64) -> Self {
         let keys = match does {
             Does::Invalidate => vec![key],
@@ -373,7 +373,7 @@ impl<'a> SemaphoreChange<'a> {
     }
 }
 
-impl Drop for SemaphoreChange<'_> {
+impl Drop for RunningChange<'_> {
     fn drop(&mut self) {
         for &key in &self.keys {
             self.oracle.unconfirmed(self.node, key, self.began);
