@@ -165,7 +165,7 @@ impl Asker {
                 if let Some(fence) = hints.granted {
                     return fence;
                 }
-                assert!(hints.first || hints.missed, "{caller}: {hints:?}");
+                assert!(hints.role_changed || hints.missed, "{caller}: {hints:?}");
             }
         }
     }

@@ -234,7 +234,7 @@ async fn of_many_waiters_in_a_process_one_is_the_first(world: &World) {
     assert!(holder.free().await);
     waiters[0].granted().await;
     waiters[0].wait.hold();
-    assert!(waiters[1].notified().await.first && waiters[1].wait.is_first());
+    assert!(waiters[1].notified().await.role_changed && waiters[1].wait.is_first());
 }
 
 /// S0.11: a waiter sleeps for the time of the holder that it met, and the next holder's time may end sooner.

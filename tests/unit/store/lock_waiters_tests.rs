@@ -51,7 +51,7 @@ async fn the_next_waiter_becomes_the_first_when_the_first_leaves_or_holds() {
     assert_eq!(notified(&three).await, None, "it is still the second");
     one.hold();
     assert!(three.is_first() && !one.is_first());
-    assert_eq!(notified(&three).await, Some(LockHints { first: true, ..LockHints::default() }));
+    assert_eq!(notified(&three).await, Some(LockHints { role_changed: true, ..LockHints::default() }));
     drop(one);
     assert_eq!(notified(&three).await, None);
 }
@@ -76,7 +76,7 @@ async fn the_first_waiter_is_notified_of_a_free_key_and_with_the_holder_of_a_los
     drop(grants.notify_missed("sg1:m:{a}", None));
     assert_eq!((notified(&holder).await, notified(&two).await), (None, None));
     drop(one);
-    let passed_on = Some(LockHints { first: true, missed: true, ..LockHints::default() });
+    let passed_on = Some(LockHints { role_changed: true, missed: true, ..LockHints::default() });
     assert_eq!(notified(&two).await, passed_on, "the first has left without looking");
     grants.notify_firsts_missed();
     assert!(notified(&holder).await.is_some_and(|hints| hints.missed));
@@ -163,7 +163,7 @@ async fn the_first_watches_the_latest_answer_of_any_waiter() {
     assert_eq!(watch(&two), ClockRole::Stand(Some(long + Duration::from_millis(400))));
     tokio::time::advance(Duration::from_millis(1)).await;
     three.is_busy(Instant::now(), Some(short));
-    assert_eq!(notified(&one).await, Some(LockHints { first: true, ..LockHints::default() }));
+    assert_eq!(notified(&one).await, Some(LockHints { role_changed: true, ..LockHints::default() }));
     two.is_busy(now, Some(long));
     assert_eq!(
         (watch(&one), notified(&one).await),
@@ -211,7 +211,7 @@ async fn waiters_that_sleep_for_too_long_are_woken_once() {
     let ends = Instant::now() + Duration::from_secs(60);
     one.is_busy(Instant::now(), Some(ends));
     let _ = (watch(&one), watch(&two), watch(&three));
-    let changed = Some(LockHints { first: true, ..LockHints::default() });
+    let changed = Some(LockHints { role_changed: true, ..LockHints::default() });
     for expected in [changed, None] {
         drop(grants.notify_missed("sg1:m:{a}", None));
         assert!(notified(&one).await.is_some_and(|hints| hints.missed));
