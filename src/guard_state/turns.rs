@@ -34,7 +34,7 @@ use tokio::time::{Instant, timeout};
 use crate::key::Key;
 use crate::store::Store;
 use crate::store::load_limit::{LimitState, LoadEnd};
-use crate::sync::lock;
+use crate::sync::{lock, until};
 
 /// How many look-ups run at once without turns, to all servers. Callers of one key share a look-up.
 const FREE_LOOK_UPS: usize = 128;
@@ -387,20 +387,15 @@ pub(crate) struct PermitRequest {
 impl PermitRequest {
     /// Ends the request and resolves when no load waits any more, so that the permit is not needed.
     pub(crate) async fn unneeded(&mut self) {
-        loop {
-            let emptied = self.queue.emptied.notified();
-            tokio::pin!(emptied);
-            emptied.as_mut().enable();
-            {
-                let mut state = lock(&self.queue.state);
-                if state.loads.is_empty() {
-                    state.requests -= 1;
-                    self.is_open = false;
-                    return;
-                }
-            }
-            emptied.await;
-        }
+        let queue = &self.queue;
+        let ends = || {
+            let mut state = lock(&queue.state);
+            let is_empty = state.loads.is_empty();
+            state.requests -= usize::from(is_empty);
+            is_empty
+        };
+        until(&queue.emptied, ends).await;
+        self.is_open = false;
     }
 
     /// Ends the request, and gives the permit to the load that is next. Returns that load; `None` if none waits.

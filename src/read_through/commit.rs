@@ -439,8 +439,8 @@ impl FlightTask {
     pub(crate) fn stand_in(&self, unstored: Unstored, now: u64) -> Option<(Entry, Duration)> {
         let previous = self.rejected.as_ref()?.value()?;
         let back_off = self.policy.back_off;
-        let back_off = self.rest.min(back_off.saturating_mul(MOST_BACK_OFFS)).max(back_off);
-        let rested = previous.expiry.rested(unstored, now, back_off);
+        let rest = self.rest.clamp(back_off, back_off.saturating_mul(MOST_BACK_OFFS));
+        let rested = previous.expiry.rested(unstored, now, rest);
         // A background refresh has no waiters for whom the value would have to stand in: it is stored again if it may still be served.
         let may = if self.is_refresh() {
             now < previous.expiry.served_until(unstored)
