@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 
@@ -45,13 +46,8 @@ async fn serve(listener: TcpListener, origin: Origin, fails: Arc<AtomicBool>) {
     loop {
         let (stream, _) = listener.accept().await.expect("a connection");
         stream.set_nodelay(true).expect("nodelay");
-        let (reader, mut writer) = stream.into_split();
-        let (answers, mut queue) = mpsc::unbounded_channel::<String>();
-        tokio::spawn(async move {
-            while let Some(answer) = queue.recv().await {
-                let _ = writer.write_all(answer.as_bytes()).await;
-            }
-        });
+        let (reader, writer) = stream.into_split();
+        let answers = lines_to(writer);
         let (origin, fails) = (origin.clone(), Arc::clone(&fails));
         tokio::spawn(async move {
             let mut lines = BufReader::new(reader).lines();
@@ -72,6 +68,17 @@ async fn serve(listener: TcpListener, origin: Origin, fails: Arc<AtomicBool>) {
     }
 }
 
+/// Writes the lines that are sent to it.
+fn lines_to(mut writer: OwnedWriteHalf) -> mpsc::UnboundedSender<String> {
+    let (lines, mut queue) = mpsc::unbounded_channel::<String>();
+    tokio::spawn(async move {
+        while let Some(line) = queue.recv().await {
+            let _ = writer.write_all(line.as_bytes()).await;
+        }
+    });
+    lines
+}
+
 /// A service's connection to the origin.
 #[derive(Clone)]
 pub(crate) struct OriginClient {
@@ -84,13 +91,8 @@ impl OriginClient {
     pub(crate) async fn connect(port: u16) -> Self {
         let stream = TcpStream::connect(("127.0.0.1", port)).await.expect("the origin");
         stream.set_nodelay(true).expect("nodelay");
-        let (reader, mut writer) = stream.into_split();
-        let (loads, mut queue) = mpsc::unbounded_channel::<String>();
-        tokio::spawn(async move {
-            while let Some(load) = queue.recv().await {
-                let _ = writer.write_all(load.as_bytes()).await;
-            }
-        });
+        let (reader, writer) = stream.into_split();
+        let loads = lines_to(writer);
         let client = Self { pending: Arc::default(), loads, begun: Arc::default() };
         let pending = Arc::clone(&client.pending);
         tokio::spawn(async move {

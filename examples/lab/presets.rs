@@ -261,7 +261,7 @@ impl Presets {
         drain(lab).await?;
 
         if name == Name::LostCache {
-            // Its queue is work for nobody, for a minute.
+            // No client waits any more for the loads in its queue, which would take a minute.
             lab.origin.drop_queue();
         }
         let (counts, to_ms) = (lab.board.window(), lab.board.now_ms());

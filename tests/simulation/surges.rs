@@ -130,12 +130,12 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
             sleep(ms(5)).await;
         }
         requests.join_all().await;
-        let last = |of: &[(Instant, u32)]| {
-            let late: Vec<_> =
-                of.iter().filter(|(at, _)| began.elapsed() - at.elapsed() > ms(6_000)).collect();
-            late.iter().map(|(_, limit)| f64::from(*limit)).sum::<f64>() / late.len() as f64
+        let mean = {
+            let samples = lock(&seen.samples);
+            let late =
+                samples.iter().filter(|(at, _)| *at - began > ms(6_000)).map(|(_, limit)| f64::from(*limit));
+            late.clone().sum::<f64>() / late.count() as f64
         };
-        let mean = last(&lock(&seen.samples));
         if mean < 7.0 {
             seen.violate(format!("a limit of {mean} on average for an origin that does most with 25"));
         }
