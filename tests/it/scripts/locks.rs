@@ -64,7 +64,7 @@ impl Stage<'_> {
 
 #[tokio::test]
 async fn a_mutex_on_a_connection_that_breaks_anywhere_is_free_again() {
-    let scripts = ["-- TAKE: the mutex", "-- FREE", "-- EXTEND", "-- LOOK"];
+    let scripts = ["-- TAKE:", "-- FREE", "-- EXTEND", "-- LOOK"];
     broken_at_every_byte(&scripts, async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [breaks, sound] = stage.mutexes();
