@@ -5,7 +5,7 @@
 //! read is on its way queues, and one further read answers the whole queue. However many callers a hot key has, it
 //! costs a handful of reads.
 //!
-//! A lone caller reads by itself, in its own task, and takes the map's lock twice for that. The first caller to
+//! A caller that finds no read on its way reads in its own task ([`SoloRead`]), and takes the map's lock twice. The first caller to
 //! queue behind it receives the [`BatchReader`] that reads for the queue, and spawns it as a task: no caller depends on another
 //! caller being polled. That task depends on its runtime, which may stand still. So a caller of another runtime waits for it for a
 //! limited time, and then takes over from it.
@@ -41,7 +41,7 @@ type Shard<K, R, S> = Mutex<HashMap<K, KeyReads<R>, S>>;
 
 /// The reads of one key.
 struct KeyReads<R> {
-    /// Whether a lone caller's read is on its way.
+    /// Whether a [`SoloRead`] is on its way.
     first: bool,
     /// The callers that came since the read on its way was sent.
     queue: Option<Arc<Mutex<ReadQueue<R>>>>,
@@ -52,7 +52,7 @@ struct KeyReads<R> {
     /// The runtime of the task that reads for the queue, once it is known. That task may stand still if its runtime does, so callers of
     /// another runtime wait for it for a limited time.
     runtime: Option<Id>,
-    /// Notifies the reader that the lone read has ended.
+    /// Notifies the reader that the [`SoloRead`] has ended.
     ended: Option<Arc<Oneshot<()>>>,
 }
 
@@ -60,8 +60,8 @@ struct KeyReads<R> {
 pub(crate) enum ReadRole<'a, K: Hash + Eq, R, S: BuildHasher> {
     /// No read of the key is on its way: read now.
     Solo(SoloRead<'a, K, R, S>),
-    /// Wait for the queue's answer. A caller that receives the queue's reader must spawn it as a task before it waits. The id is
-    /// the runtime of that task, if it is known.
+    /// Wait for the queue's answer. A caller that receives the queue's reader must first spawn it as a task. Otherwise the id names the
+    /// runtime in which the reader's task runs, if it is known.
     Queued(QueuedRead<R>, Option<Id>, Option<BatchReader<K, R, S>>),
 }
 
@@ -94,7 +94,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
         ReadRole::Queued(QueuedRead::enter(queue, number), reads.runtime, reader)
     }
 
-    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Also gives up the lone read in
+    /// Takes over from a reader for which a caller has waited in vain, unless another caller has done so. Also gives up the solo read in
     /// front of the queue.
     pub(crate) fn take_over(
         self: &Arc<Self>,
@@ -111,7 +111,7 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
         let ended = reads.ended.take();
         drop(map);
         if let Some(ended) = ended {
-            // The old reader, should it go on, need not wait for the lone read either.
+            // If the old reader continues, it need not wait for the solo read either.
             let _ = ended.offer(());
         }
         Some(BatchReader { look_ups: Arc::clone(self), key: key.clone(), number, ended: None, over: false })
@@ -136,7 +136,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> SharedReads<K, R, S> {
     }
 }
 
-/// A lone caller's read, until it is dropped.
+/// One caller's own read, which callers queue behind until it is dropped.
 pub(crate) struct SoloRead<'a, K: Hash + Eq, R, S: BuildHasher> {
     look_ups: &'a SharedReads<K, R, S>,
     key: &'a K,
@@ -145,7 +145,7 @@ pub(crate) struct SoloRead<'a, K: Hash + Eq, R, S: BuildHasher> {
 impl<K: Hash + Eq, R, S: BuildHasher> Drop for SoloRead<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
-        // A take-over may have abandoned this read. If another lone read has begun since, this marks the new one as ended too early, which
+        // A take-over may have abandoned this read. If another solo read has begun since, this marks the new one as ended too early, which
         // costs one more read.
         let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
         reads.first = false;
@@ -185,7 +185,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         }
     }
 
-    /// Gives up the lone read in front of the queue: its caller may not be polled any more.
+    /// Gives up the solo read in front of the queue: its caller is perhaps no longer polled.
     pub(crate) fn give_up_first(&self) {
         if let Some(reads) = lock(self.look_ups.shard(&self.key)).get_mut(&self.key)
             && reads.reader == Some(self.number)
@@ -194,7 +194,7 @@ impl<K: Hash + Eq, R, S: BuildHasher> BatchReader<K, R, S> {
         }
     }
 
-    /// Waits for the end of the lone read that this queue formed behind. Needs a timeout, because the end may never come.
+    /// Waits for the end of the solo read in front of the queue. Needs a timeout, because that read may never end.
     pub(crate) fn first_ended(&self) -> impl Future<Output = ()> + Send + use<K, R, S> {
         let ended = self.ended.clone();
         std::future::poll_fn(move |cx| ended.as_ref().map_or(Poll::Ready(()), |ended| ended.poll_take(cx)))

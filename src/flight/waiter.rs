@@ -86,7 +86,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Records which tags the flight checks. Only the first call counts.
+    /// Records the tags whose ids the flight checks before it publishes a value. Only the first call counts.
     pub(crate) fn checks(&self, tags: Box<[Box<str>]>) {
         let _ = self.checked.set(tags);
     }

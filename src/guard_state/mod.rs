@@ -119,7 +119,7 @@ pub(crate) type Leader = flight::Leader<FlightKey, Loader, FlightOutcome, Hashed
 pub(crate) type Joined = flight::Joined<FlightKey, Loader, FlightOutcome, Hashed>;
 pub(crate) type FlightWaiter = waiter::Waiter<Loader, FlightOutcome>;
 
-/// A lone caller's read. Callers that queue behind it wait until it is dropped.
+/// One caller's own read. Callers that queue behind it wait until it is dropped.
 pub(crate) type SoloRead<'a> = shared_read::SoloRead<'a, Key, SharedReadResult, Hashed>;
 
 /// The result of a read.

@@ -171,10 +171,10 @@ impl Turns {
 /// How many permits a process asks for at once. Few, so that a process with many waiting loads does not keep other processes waiting.
 const MOST_REQUESTS: usize = 32;
 
-/// How many waiting loads are looked at to count those with callers. Under an overload few of the newest are without.
+/// How many waiting loads are looked at to count those with callers. Under an overload few of the newest loads have none.
 const COUNTED_LOADS: usize = 256;
 
-/// One permit of this many goes to the oldest load.
+/// One permit in this many goes to the oldest waiting load.
 const OLDEST_EVERY: u64 = 8;
 
 /// How old the order of the loads may be, which follows from their counts of callers at one moment.
@@ -229,9 +229,9 @@ struct WaitingLoad {
 #[derive(Default)]
 pub(crate) struct LoadQueue {
     state: Mutex<QueueState>,
-    /// Notified when the queue has become empty because a load has left.
+    /// Notified when the last waiting load has left the queue, so that no request for a permit is needed any more.
     emptied: Notify,
-    /// For an adaptive limit: the limit and its least value, as of the last permit that this process gave back.
+    /// An adaptive limit, as of the last permit that this process gave back, and its configured minimum.
     seen: Mutex<Option<(LimitState, u32)>>,
 }
 
@@ -239,8 +239,8 @@ pub(crate) struct LoadQueue {
 struct QueueState {
     /// The waiting loads, numbered in the order in which they came.
     loads: BTreeMap<u64, WaitingLoad>,
-    /// The loads by their number of callers, then by age; the next one is last. As of `ordered_at`: loads that have left since are still
-    /// listed, loads that came since are not.
+    /// The loads by their number of callers, then by age; the next load is last. The order is that of `ordered_at`: it still lists loads
+    /// that have left since, and lacks loads that came since.
     order: Vec<(usize, u64)>,
     ordered_at: Option<Instant>,
     came: u64,
@@ -255,7 +255,7 @@ struct QueueState {
 pub(crate) struct LoadQueueHealth {
     pub(crate) waiting: usize,
     pub(crate) held: usize,
-    /// For an adaptive limit: the limit and its least value, as last seen.
+    /// An adaptive limit, as the store last reported it to this process, and its configured minimum.
     pub(crate) limit: Option<(LimitState, u32)>,
 }
 
@@ -276,7 +276,7 @@ impl LoadQueue {
         (QueuedLoad { queue: Arc::clone(self), number }, admission)
     }
 
-    /// Called with an adaptive limit and its least value when a permit was given back.
+    /// Called with an adaptive limit and its configured minimum when a permit was given back.
     pub(crate) fn has_seen(&self, limit: LimitState, least: u32) {
         *lock(&self.seen) = Some((limit, least));
     }

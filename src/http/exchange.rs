@@ -161,7 +161,7 @@ pub(super) struct LookUp {
     guard: StampedeGuard,
     key: Key,
     demands: RequestDemands,
-    /// Whether the request joins or leads a flight if nothing is stored; a HEAD and a request with `only-if-cached` do not.
+    /// Whether the request joins or leads a flight if nothing is stored; false for a HEAD and a request with `only-if-cached`.
     may_load: bool,
     /// Whether the hit is audited, if the look-up finds one.
     audits: bool,

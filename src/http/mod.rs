@@ -225,7 +225,7 @@
 //! waiters, and the origin is not called again for each of them.
 //!
 //! **A 504 depends on `load_timeout`, not on the service.** A `GET` that takes longer than `load_timeout` is 504 to its
-//! own client too, while the same request with a cookie, which bypasses the guard, has no such bound and succeeds.
+//! own client too, but the same request with a cookie, which bypasses the guard, has no such bound and succeeds.
 //! Raise `load_timeout` for routes that are slow by nature, or exclude them from look-ups with [`HttpPolicy::key`].
 //!
 //! If a 304 does not refer to the stored response that it should validate (RFC 9111, 4.3.4), the guard sends the
@@ -242,8 +242,8 @@
 //!
 //! # Extensions of responses
 //!
-//! Extensions are values in this process's memory and are not stored: the client that led the load receives them, a
-//! hit and a waiter do not. A layer *outside* the guard that reads them, such as one that writes errors in JSON
+//! Extensions are values in this process's memory and are not stored: the client that led the load receives them,
+//! hits and waiters receive none. A layer *outside* the guard that reads them, such as one that writes errors in JSON
 //! from a handler's extension, works for one client and leaves the next a bare status. **Put such a layer inside
 //! the guard**, so that the response it writes is stored, or let the handler send the same information in a header.
 //!

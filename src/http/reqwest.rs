@@ -51,7 +51,7 @@ impl StampedeGuard {
     /// (retries, for example).
     ///
     /// **It is the last middleware of its chain**: it calls `origin` and not the next one, because a load outlives the request
-    /// that began it, and a chain does not. Middleware that puts credentials on requests belongs before it.
+    /// that began it, but a chain ends with its request. Middleware that puts credentials on requests belongs before it.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ const SENSITIVE: u16 = 1 << 15;
 const NUMBERED: u16 = 1 << 14;
 const FLAGS: u16 = SENSITIVE | NUMBERED;
 
-/// Names that are stored as a number: reading one is a table look-up, while a spelled-out name is validated, hashed
+/// Names that are stored as a number: reading one is a table look-up, but a spelled-out name is validated, hashed
 /// into a standard one or copied, and checked against the forbidden names.
 ///
 /// Append only: the numbers are in stored entries. A process that does not know a number yet reads a miss, so a

@@ -173,8 +173,8 @@ struct Directive<'a> {
     /// The name without surrounding white space.
     name: &'a [u8],
     argument: Option<&'a [u8]>,
-    /// Whether the directive is separated and spelled exactly as in the grammar. One that restricts reuse counts even if it
-    /// is not; one that permits reuse does not.
+    /// Whether the directive is separated and spelled exactly as in the grammar. An inexact directive counts if it restricts
+    /// reuse, and is ignored if it permits reuse.
     exact: bool,
 }
 

@@ -114,7 +114,7 @@ pub(crate) fn not_modified(stored: &HeaderMap) -> HeaderMap {
 }
 
 /// Whether a 304 to the guard's own condition confirms the stored response (RFC 9111, 4.3.4): it does, unless it
-/// names another one.
+/// names another response.
 ///
 /// By the RFC, a 304 without validators confirms a stored response without them, and one with a strong tag a
 /// response with the same strong tag. But the guard's condition names one tag or one date, so the 304 cannot concern

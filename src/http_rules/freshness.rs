@@ -152,7 +152,7 @@ fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// The stored decision about a response, as far as reuse depends on it.
+/// The terms on which a stored response may be reused. They are stored with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReuseTerms {
     /// How long it is fresh, measured from when the origin generated it (RFC 9111, 4.2.1).

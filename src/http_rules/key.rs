@@ -93,7 +93,7 @@ pub(crate) fn key_by<B, K>(
     join: impl FnOnce(&str, &[&str]) -> K,
 ) -> Result<(K, bool), Rule> {
     // A request line may consist of an authority, and servers accept that for any method (RFC 9112, 3.2.3). A
-    // router sees no path in it, so its response is not that of `/`.
+    // router sees no path in it and may answer otherwise than for `/`, so such a request has no key.
     let original = original(request);
     if [request.uri()].into_iter().chain(original).any(|uri| uri.path_and_query().is_none()) {
         return Err(Rule::Target);
@@ -335,8 +335,8 @@ mod nesting {
         (original.scheme() == uri.scheme() && original.authority() == uri.authority()).then_some(original)
     }
 
-    /// The route that matched the request: `/users/{id}`. A layer sees it if it was added by `Router::layer` or
-    /// `Router::route_layer`, which run after the match; a service around the whole router does not.
+    /// The route that matched the request: `/users/{id}`. A layer added by `Router::layer` or
+    /// `Router::route_layer` runs after the match and sees it; a service around the whole router runs before the match.
     pub(crate) fn matched_route<B>(request: &Request<B>) -> Option<&str> {
         request.extensions().get::<MatchedPath>().map(MatchedPath::as_str)
     }

@@ -115,7 +115,7 @@ pub(crate) fn consider_post<B>(
     Ok((ConsideredRequest { key, is_get: false, demands }, uri))
 }
 
-/// What it means that a request announces content: a GET or HEAD then bypasses the cache, while a POST is expected to have some.
+/// How announced content affects a request: a GET or HEAD with content bypasses the cache; a POST is expected to have content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Bypasses,

@@ -165,7 +165,7 @@ setters! {
     /// requests that wait for that load, until the list of variants ends: together with the stored lifetime of its
     /// first variant, but not before twice its freshness. Defaults to 64.
     ///
-    /// Different spellings of one value are one variant; values that a client invents are not. So one client can
+    /// Different spellings of one value are one variant, but each invented value is a new variant. So one client can
     /// fill the list and keep other variants from being stored. If that matters, let a proxy reduce the headers in
     /// `Vary` to the values that the application distinguishes: `Accept-Encoding` to `gzip` or nothing, for
     /// example.
@@ -350,7 +350,7 @@ impl Default for HttpPolicy {
             strict_rfc: false,
             set_cookie: CredentialRule::Never,
             default_lifetime: true,
-            // A heuristic lifetime is a guess, while `fresh_for` is the operator's decision.
+            // A heuristic lifetime is a guess; `fresh_for` is the operator's decision.
             heuristic_freshness: false,
             ignore_request_no_cache: false,
             // The key may contain data that a log, or the next client, must not see.

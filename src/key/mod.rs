@@ -215,7 +215,7 @@ pub(crate) fn escape_namespace(namespace: &str) -> String {
     CacheKey::from(namespace).to_string()
 }
 
-/// Why a namespace can not be used, if it can not.
+/// Why a namespace can not be used; `None` if it can be used.
 pub(crate) fn unusable_namespace(namespace: &str) -> Option<String> {
     let length = escape_namespace(namespace).len();
     let is_refused = !(1..=64).contains(&length);

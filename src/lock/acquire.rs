@@ -16,7 +16,7 @@ use crate::observe::log;
 use crate::store::wake_locks::{ClockRole, LockHints, LockWaiter};
 use crate::store::{KeyspaceAnswer, MutexTaken, StoreErrorKind, Take, Taken, Token};
 
-/// While grants may not arrive, the first waiter of a process sends a TAKE at least this often.
+/// While grants may get lost, the first waiter of a process sends a TAKE at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
 /// How often a TAKE is sent while the holder does not expire: a foreign holder announces no release.
 const ENDLESS_WAIT: Duration = Duration::from_secs(1);

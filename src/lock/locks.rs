@@ -225,7 +225,7 @@ impl Scope {
         if self.named.is_empty() { Err(LockError::InvalidKey) } else { Ok(self.key()) }
     }
 
-    /// The key of a mutex of this name: in `namespace`, or a bare key that begins with `prefix`.
+    /// The key of a mutex of this name: in `namespace`, or exactly `<prefix><name>` if there is a prefix.
     pub(super) fn mutex(&self, namespace: &str, prefix: Option<&str>) -> Result<LockName, LockError> {
         let name = self.checked()?;
         let Some(prefix) = prefix else {

@@ -106,7 +106,7 @@ trait LockTarget: fmt::Debug + Send + Sync + 'static {
     /// The time to live of a hold; `None` if it does not expire.
     fn ttl(&self) -> Option<Duration>;
 
-    /// `instead` is the token that releases the lock in the same command; only mutexes support that.
+    /// With `take.instead`, the same command first gives up that token's lock or position in the queue. Only mutexes support this.
     fn take(&self, take: Take<'_>, within: Duration) -> impl LockReply<MutexTaken>;
 
     fn extend(&self, token: &Token, ttl: Option<Duration>, within: Duration) -> impl LockReply<bool>;

@@ -50,7 +50,7 @@ pub struct MutexOptions {
     pub min_remaining: Duration,
     /// Whether the mutex is extended in the background until it is unlocked.
     pub auto_renew: bool,
-    /// The prefix of the mutex's bare key; `None` for a key in this crate's own format.
+    /// If set, the mutex's key is this prefix and the name; `None` for a key in this crate's own format.
     pub prefix: Option<String>,
 }
 

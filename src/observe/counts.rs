@@ -199,7 +199,7 @@ impl Stats {
     }
 }
 
-/// One count, and how much of it was published.
+/// One count, and how much of it was published as a metric.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     count: AtomicU64,
@@ -345,8 +345,8 @@ impl fmt::Debug for PolicyCounters {
 /// How requests were answered.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    /// A counter for each [`Outcome`]. The one for local hits only records how many were published: `local_hits` counts them, spread
-    /// over several cache lines, because they are the most frequent.
+    /// A counter for each [`Outcome`]. `local_hits` counts local hits, spread over several cache lines, because they are the most
+    /// frequent: their counter here only records how many have become metrics.
     by_outcome: [Counter; Outcome::ALL.len()],
     local_hits: SpreadCounter,
 }

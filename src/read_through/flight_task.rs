@@ -555,7 +555,7 @@ impl FlightTask {
                 done = &mut work => return Some(done),
                 () = sleep_until(end) => return None,
                 event = lease_event => {
-                    // Callers that joined before still get the value. Later callers must not: the value may be older than an
+                    // Callers that joined before still get the value. Later callers must not get it: it may be older than an
                     // invalidation.
                     self.leader.detach();
                     in_doubt = event == LeaseEvent::Invalidated;

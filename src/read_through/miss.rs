@@ -206,7 +206,7 @@ impl CallState<'_> {
                 });
             }
             FlightOutcome::Failed(failure) => return done(failed(failure, self.stand_in(reader), loader)),
-            // The flight's outcome may be older than a change that this caller knows of. A stored entry is not.
+            // The flight's value may be older than an invalidation that this caller knows of. The store has no older entry: look again.
             FlightOutcome::Invalidated if self.mode == LoadMode::Leased => {
                 return self.look_again(reader, loader).await;
             }
@@ -320,8 +320,8 @@ impl CallState<'_> {
     }
 
     /// Whether this caller may accept the outcome of a flight that it has joined. The flight checked the tags of the policy that the flight
-    /// began under, and the entry's. A caller whose policy has another tag may know of an invalidation of that tag; the flight does not.
-    /// And a flight may have waited so long for a stored value that the value's stale windows ended before this caller came.
+    /// began under, and the entry's. A caller whose policy has another tag may know of an invalidation of that tag, but the flight did not
+    /// check it. And a flight may have waited so long for a stored value that the value's stale windows ended before this caller came.
     fn accepts(&self, waiter: &FlightWaiter, outcome: &FlightOutcome) -> bool {
         let entry = match outcome {
             FlightOutcome::Value(entry) | FlightOutcome::Stale(entry) => Some(entry),

@@ -96,7 +96,7 @@ impl<'a> CallState<'a> {
             Err(queued) => queued,
         };
         // A timer costs time, so it is only used where it is needed: if callers with another policy wait longer than this one, if the
-        // budget does not cover the lone read and the queue's own read, or if the reader is in another runtime, which may not run.
+        // budget does not cover the solo read and the queue's own read, or if the reader is in another runtime, which may stand still.
         let twice = policy.command_timeout.saturating_mul(2);
         let read = if policy.command_timeout < state.longest_command()
             || twice > policy.coordination_budget
@@ -163,7 +163,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     }
 
     /// Waits for the reader for at most `most`. If the reader is in another runtime and has not answered after three quarters of that, its
-    /// runtime may not run. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
+    /// runtime may stand still. Then this caller spawns a task in its own runtime that reads for all waiters, and queues again.
     async fn wait_for_reader(
         self,
         mut queued: QueuedRead<SharedReadResult>,
@@ -409,7 +409,7 @@ async fn read_for_queue(
 ) {
     let key = batch_reader.key().clone();
     let flight = FlightKey { key: key.clone(), mode: LoadMode::Leased };
-    // The caller of the lone read in front of the queue may find nothing and begin a flight, which the queued callers then
+    // The caller of the solo read in front of the queue may find nothing and begin a flight, which the queued callers then
     // join without a read.
     if timeout(within, batch_reader.first_ended()).await.is_err() {
         batch_reader.give_up_first();

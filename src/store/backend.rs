@@ -64,8 +64,8 @@ pub trait IntoBackend: Into<Backend> {}
 impl<T: Into<Backend>> IntoBackend for T {}
 
 impl Backend {
-    /// A new node, which shares the connections of the backend's earlier nodes. A memory store ignores `command_timeout`: its commands
-    /// cannot time out.
+    /// A new node: the store of one guard or one `Locks`. It shares the connections of the backend's earlier nodes. A memory store ignores
+    /// `command_timeout`: its commands cannot time out.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
     pub(crate) fn node(&self, command_timeout: Duration) -> Store {
         match &self.kind {

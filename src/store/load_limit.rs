@@ -1,8 +1,8 @@
-//! [`LoadLimit`]: the law by which a fleet-wide limit of concurrent loads finds its number.
+//! [`LoadLimit`]: the control law that adapts a fleet-wide limit of concurrent loads.
 //!
 //! The limit climbs to the highest throughput of completed loads. The more loads an origin runs at once, the more it does per second, up
-//! to its knee; beyond that it does less. So the limit rises while a higher limit makes more loads succeed per second, and falls while it
-//! does not. Latency would be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says
+//! to its knee; beyond that it does less. So the limit rises while a higher limit makes more loads succeed per second, and otherwise
+//! falls. Latency would be the wrong signal where the loads of one policy take 10 ms and 600 ms. The number of loads of one window says
 //! little, because it varies by chance more than a step changes it. So the direction follows the covariance of limit and throughput, in
 //! which each window counts half as much as the next one. Invariants:
 //!
@@ -55,7 +55,7 @@ impl LoadEnd {
     }
 }
 
-/// What FREE of a load limit learns from a load.
+/// What FREE reports about a load to the load limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EndedLoad {
     pub(crate) end: LoadEnd,
@@ -74,7 +74,7 @@ pub(crate) struct LimitState {
     pub(crate) rises: bool,
 }
 
-/// The law's state for one limit.
+/// The control law's state for one limit.
 #[derive(Debug)]
 pub(super) struct LoadLimit {
     limit: u32,

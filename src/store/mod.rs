@@ -114,7 +114,7 @@ pub(crate) type StoreFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = Store
 /// The deadline of a command whose method has no `within`, on a store other than Redis.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// Evaluates the expression for the present kind of store. Without an expression for a command line, calls the store at its other end.
+/// Evaluates the expression for the present kind of store. Without one for a `CommandLine`, calls the store behind its wire.
 macro_rules! call {
     ($self:ident, $store:ident => $call:expr) => {
         call!($self, $store => $call, line => {
@@ -139,8 +139,8 @@ macro_rules! call {
     };
 }
 
-/// Tries to reach the server. A command line first waits until commands arrive, and then reaches the store at its other end. A memory
-/// store is always reached.
+/// Tries to reach the server. A `CommandLine` first waits until its wire delivers commands, and then reaches the server of the store
+/// behind it. A memory store is always reached.
 macro_rules! reach {
     ($self:ident, $within:ident, $store:ident => $call:expr) => {
         call!(
@@ -156,7 +156,7 @@ macro_rules! reach {
     };
 }
 
-/// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a command line
+/// The commands: each runs on a memory store at once; on Redis in a box, because the futures of its steps are large; on a `CommandLine`
 /// as owned data, the [`Command`] behind the `=`.
 macro_rules! commands {
     ($($(#[$doc:meta])* $method:ident($($arg:ident: $type:ty),*) -> $answer:ty = $command:expr;)*) => {
@@ -175,7 +175,7 @@ macro_rules! commands {
     };
 }
 
-/// The answer to a command that a command line runs.
+/// The answer to a command that a `CommandLine` runs.
 #[cfg(feature = "testing")]
 macro_rules! on_line {
     ($line:ident, $within:ident, $command:expr) => {
@@ -224,7 +224,7 @@ commands! {
     replicated(key: &Key, replicas: u32) -> u32 = Command::Replicated(key.clone(), replicas);
 
     /// TAKE: gets the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if
-    /// requested, a position in its queue. With `instead`, does FREE of that token first, in the same step.
+    /// requested, a position in its queue. With `ask.instead`, does FREE of that token first, in the same step.
     take_mutex(name: &LockName, ask: Take<'_>) -> MutexTaken = Command::Lock(name.clone(), ask.into());
 
     /// FREE: gives up the token's position in the queue; if the token holds the mutex, or the mutex has no holder, hands it
@@ -360,7 +360,7 @@ impl Store {
         call!(self, store => store.watch(key, token), line => Arc::clone(line).watch(key, token))
     }
 
-    /// Whether hints arrive at present. While they may not, waits are cut short.
+    /// Whether hints arrive at present. While hints may get lost, waits are shorter.
     pub(crate) fn hints_arrive(&self) -> bool {
         call!(self, store => store.inbox.hears(), line => line.hints_arrive(), _ => true)
     }
@@ -446,7 +446,7 @@ impl Store {
         call!(self, store => store.await_grant(name, token))
     }
 
-    /// Whether grants arrive at present. While they may not, waits are cut short.
+    /// Whether grants arrive at present. While grants may get lost, waits are shorter.
     pub(crate) fn grants_arrive(&self) -> bool {
         call!(
             self,

@@ -293,7 +293,7 @@ pub(crate) struct Acquire<'a> {
 /// The answer to an ACQUIRE.
 #[derive(Clone, Debug)]
 pub(crate) enum Acquired {
-    /// An entry other than the one seen.
+    /// An entry that the caller has not seen.
     Found(Bytes),
     /// The outcome of a holder that has ended without an entry, as it was passed to FAIL.
     Ended(Bytes),
@@ -350,7 +350,7 @@ pub(crate) struct NamedServer {
 pub(crate) enum TokenCheck {
     Held,
     Lost,
-    /// It held the lease, but the entry's key has foreign data: the waiters get the value, later callers do not.
+    /// It held the lease, but the entry's key has foreign data: the waiters get the value, but it is not stored.
     #[cfg_attr(
         not(feature = "redis"),
         expect(dead_code, reason = "in memory there is no data of other programs")
@@ -494,7 +494,7 @@ pub(crate) enum SemaphoreChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyspaceAnswer {
     Yes,
-    /// It does not; the reason, as one sentence for a log.
+    /// The server announces no changes, for this reason: one sentence for a log.
     No {
         why: &'static str,
     },
@@ -548,8 +548,8 @@ pub(crate) struct LogPosition {
     pub(crate) id: Uuid,
 }
 
-/// The position up to which a node has applied the log, and the session in which it received that position: a mark is valid only
-/// on the connection that brought it.
+/// The position up to which a node has applied the log of announcements, and the session of the connection on which it received that
+/// position. A mark is valid only on that connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark {
     pub(crate) at: LogPosition,

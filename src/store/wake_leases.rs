@@ -82,7 +82,7 @@ impl LeaseWaiters {
                 .filter(|waiter| accepts(&waiter.token))
                 .filter(|waiter| !matches!(hint, Hint::Granted { token, .. } if *token != waiter.token))
                 // Under the lock: a waiter that leaves unregisters under it, and then takes its last hints. A
-                // grant noted after that would reach no waiter, while the caller would count it as received.
+                // grant noted after that would reach no waiter, but the caller would count it as received.
                 .inspect(|waiter| waiter.note(hint))
                 .cloned()
                 .collect(),

@@ -5,7 +5,7 @@
 //!
 //! Of all waiters for one lock in this process ([`WaitLine`]), only the first watches the clock ([`LockWaiter::watch`]):
 //! one command per process and period, however many wait. They share the known end of the lock's time: what the first has
-//! learned is used by the waiter that is first after it. The others watch the first and send nothing. The first's future may not be
+//! learned is used by the waiter that is first after it. The others watch the first and send nothing. The first's future may stop being
 //! polled, so a waiter that finds the first silent replaces it. Waiters that poll the lock have their own timers and cannot become
 //! the first: they are registered by token only, as holders are.
 
@@ -473,7 +473,7 @@ impl WaitLine {
         }
         let now = Instant::now();
         self.answer = self.answer.filter(|_| at > 0);
-        // This moment applies until the new first calls `watch`.
+        // This moment applies until the new first waiter calls `watch`.
         let due = self.known.and_then(|known| known.ends).map_or(now, |ends| ends.max(now));
         Some(Wake::and(first, self.expect(due)))
     }
@@ -542,8 +542,8 @@ impl RegisteredLockWaiter {
 /// Whether the sender of a message believes that it was received, and the wake-up of its receiver.
 pub(crate) type Notification = (bool, Option<Wake>);
 
-/// Wakes waiters when it is dropped. So a message can be recorded in a step under the store's lock, while waking, which
-/// runs foreign code, comes after the lock.
+/// Wakes waiters when it is dropped. A step under the store's lock returns it, and its caller drops it after the lock,
+/// because waking runs foreign code.
 #[derive(Debug)]
 #[must_use = "what was told is heard when this is dropped, which must not be under a lock"]
 pub(crate) struct Wake(Vec<Arc<RegisteredLockWaiter>>);

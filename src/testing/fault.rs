@@ -15,8 +15,8 @@ macro_rules! faults {
     ($($(#[$doc:meta])* $fault:ident $name:literal,)*) => {
         /// A fault on the way to a store, in the store, or on the way back.
         ///
-        /// Some strike a command, some a wake-up, and some the store itself, at the moment when a command arrives. Those of
-        /// the last kind need a store in memory.
+        /// Some strike a command, some a wake-up, and some the store itself, at the moment when a command arrives. Faults
+        /// of the last kind need a store in memory.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Fault {

@@ -196,7 +196,7 @@ impl ChaosServer {
         lock(&self.queue).each.is_zero()
     }
 
-    /// Waits until the commands that came before have run, and for as long as this one takes.
+    /// Waits until all earlier commands have run, and then for the time that this command takes.
     async fn take_position(&self) {
         let until = {
             let mut queue = lock(&self.queue);

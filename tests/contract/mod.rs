@@ -131,8 +131,7 @@ fn key(text: &str) -> Key {
     Key::new(&namespace(), &CacheKey::from(text))
 }
 
-/// A text for a probe whose `name` is at the same master as `other`: messages of one master arrive in order, those of different masters may
-/// not.
+/// A text for a probe whose `name` is at the same master as `other`: only messages of the same master arrive in order.
 fn probe_beside(other: &str, name: impl Fn(&str) -> String) -> String {
     #[cfg(feature = "cluster")]
     let master = |name: &str| support::cluster::master_of(super::redis::slot_of(name));

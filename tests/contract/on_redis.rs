@@ -219,7 +219,7 @@ async fn a_commit_after_the_loss_of_the_lease_is_refused(world: &World) {
     assert_eq!(own_keys(server), [at("l", "k")]);
 }
 
-/// When memory is full, steps that need memory are refused, and steps that release memory are not.
+/// When memory is full, the server refuses steps that need memory, but runs steps that release memory.
 async fn a_server_without_memory_still_releases(world: &World) {
     let server = world.server_of(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;
@@ -303,7 +303,7 @@ async fn the_clock_of_every_node_is_the_servers(world: &World) {
 }
 
 /// The server's clock is set back by an hour, so an outcome that should expire soon expires in an hour. It must not be
-/// replayed for as long.
+/// replayed during that hour.
 async fn an_outcome_with_a_postponed_expiry_is_not_replayed(world: &World) {
     let server = world.server_of(key("k").name());
     let holder = Flight::holding(world, &key("k")).await;

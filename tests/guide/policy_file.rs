@@ -105,7 +105,7 @@ async fn reload_on_hangup(guard: StampedeGuard, path: &Path) -> std::io::Result<
 
 #[test]
 fn a_running_guard_takes_the_policy_of_a_changed_file() -> Result<(), Box<dyn Error>> {
-    // Not started: a signal would reach all tests of the process.
+    // `reload_on_hangup` is only compiled: a signal would reach all tests of the process.
     let _ = reload_on_hangup;
     let path = std::env::temp_dir().join(format!("stampede-guard-policy-{}.toml", std::process::id()));
     let guard = guard_of(FILE)?;

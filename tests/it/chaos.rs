@@ -98,7 +98,7 @@ async fn a_refresh_with_a_failed_look_up_is_not_served_a_fresh_value() {
     }
 }
 
-/// There are more refreshes than `max_flights`. Those beyond it load alone, but not while the store is down and the policy is `FailClosed`.
+/// Refreshes beyond `max_flights` load alone, but not while the store is down and the policy is `FailClosed`.
 #[tokio::test(start_paused = true)]
 async fn fail_closed_refreshes_beyond_max_flights_do_not_reach_the_origin() {
     let (chaos, origin) = (ChaosStore::new(1), Origin::new());
@@ -364,8 +364,8 @@ async fn after_an_invalidation_callers_join_no_older_load_beside_the_lease() {
 }
 
 /// A value that is shared with waiters without being stored follows the same rules as a stored one: a waiter that
-/// receives it after its tag was invalidated loads. So does a waiter with a tag that the load has not: nothing shows
-/// whether that tag was invalidated.
+/// receives it after its tag was invalidated loads. A waiter with a tag that the leader's policy lacks loads, too: nothing
+/// shows whether that tag was invalidated.
 #[tokio::test(start_paused = true)]
 async fn a_shared_value_reaches_no_waiter_after_its_tag_is_invalidated() {
     for leader_has_it in [true, false] {

@@ -47,7 +47,7 @@ async fn callers_at_one_moment_share_one_read_behind_the_first_callers_own() {
     assert_eq!(origin.loads("k"), 0);
 }
 
-/// A read that several callers share may not be older than any of these calls, and no caller may wait for ever.
+/// A read that several callers share must not be older than any of these calls, and no caller may wait for ever.
 #[tokio::test(start_paused = true)]
 async fn repeated_callers_receive_no_value_older_than_they_know() {
     const CALLS: u64 = 300;

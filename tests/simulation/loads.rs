@@ -298,7 +298,7 @@ impl Loads {
         }
     }
 
-    /// The load's value is stored. If it is stored a second time, it may not be served for longer than the first time said.
+    /// The load's value is stored. If it is stored a second time, the first time still bounds how long it may be served.
     pub(super) fn is_stored(&mut self, id: u32, served_for: Duration) {
         if let Some(load) = self.all.get_mut(id as usize) {
             load.served_until.get_or_insert_with(|| Instant::now() + served_for);

@@ -42,7 +42,7 @@ pub(super) struct Oracle {
     pub(super) patience: Duration,
     /// How long a value may still be served once it is no longer fresh; `None` if the store's clock, or its state, may jump.
     pub(super) window: Option<Duration>,
-    /// How long copies may be served after a value was replaced by one that must not be stored; `None` for as long as they are fresh.
+    /// How long copies of older values may be served after a load whose value must not be stored; `None`: until they are stale.
     pub(super) copies_for: Option<Duration>,
     pub(super) keys: HashMap<Box<str>, u8>,
     /// How many names of unconfirmed invalidations a node keeps before they become one of everything.
@@ -93,7 +93,7 @@ pub(super) struct Holder {
     pub(super) over: bool,
     /// How many of its acquires have found a value.
     pub(super) found: u8,
-    /// The latest time for the flight's next acquire, if the last one told it to wait.
+    /// The latest time for the flight's next acquire, if its last acquire found the lease held.
     pub(super) due: Option<Instant>,
     /// The waiter was late at the last audit.
     pub(super) is_late: bool,
@@ -124,8 +124,8 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Whether the change still counts after a failover to the state of `to`. One that was not acknowledged at once does not: the node may
-    /// have sent it at any time.
+    /// Whether the change still counts after a failover to the state of `to`. A change that was not acknowledged at once does not
+    /// count: the node may have sent it at any time.
     pub(super) fn outlives_failover(&self, to: Instant) -> bool {
         self.at < to && self.everywhere == Some(self.ended)
     }

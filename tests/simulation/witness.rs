@@ -21,7 +21,7 @@ use crate::value::entry::Freshness;
 const UNUSABLE_LIMIT: u8 = 3;
 
 impl Oracle {
-    /// Runs a command in the store, records what it did, and reports it if the command may not do that.
+    /// Runs a command in the store, records what it did, and reports a violation if the command must not do that.
     fn step(
         &self,
         store: &MemoryStore,

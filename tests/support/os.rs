@@ -1,7 +1,7 @@
 //! Child processes that cannot outlive the test process, and the signals they get.
 //!
 //! The package forbids `unsafe`, so it can call neither `prctl(PR_SET_PDEATHSIG)` nor `libc::kill`: a shell does both.
-//! `kill` is a builtin of every `sh`, while the program `kill` is missing in slim images.
+//! `kill` is a builtin of every `sh`, but the program `kill` is missing in slim images.
 
 use std::io::{self, Write as _};
 use std::process::{Child, Command, ExitStatus, Stdio};

@@ -81,7 +81,7 @@ impl Sentinels {
             self.wake(index);
         }
         self.await_agreement();
-        // Sentinels find each other by what they publish, so the period was short until now. It may not stay short: a sentinel
+        // Sentinels find each other by what they publish, so the period was short until now. It must not stay short: a sentinel
         // that sees a promoted replica, and is not notified of the failover within four periods, demotes it again. The sentinel that
         // leads the failover checks once per second whether the replica is promoted, and only then publishes it.
         for index in 0..3 {

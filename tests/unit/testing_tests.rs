@@ -240,8 +240,8 @@ async fn a_grant_that_comes_when_its_waiter_has_left_is_passed_on() {
     assert_eq!(chaos.store().lease(key().name()), None);
 }
 
-/// Runs a busy minute, and returns all its events: commands, faults, loads, and the time of each answer. With a cap, the callers beyond it
-/// wait and ask again at random times that the guard chooses.
+/// Runs a busy minute, and returns all its events: commands, faults, loads, and the time of each answer. `cap` limits concurrent
+/// loads: further loads wait for a permit, and ask again at random times that the guard chooses.
 fn busy(seed: u64, cap: Option<u32>) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

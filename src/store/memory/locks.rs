@@ -273,7 +273,7 @@ struct SemaphoreRecord {
     holders: Vec<(Instant, Token)>,
     queue: VecDeque<(Token, Duration)>,
     until: Instant,
-    /// The law of a load limit, once a load has ended under it.
+    /// The state of a load limit's control law, once a load has ended under it.
     load_limit: Option<LoadLimit>,
 }
 

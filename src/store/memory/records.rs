@@ -240,7 +240,7 @@ pub(super) struct ExpiringMap<V> {
     /// The order in which values are dropped when there is no room.
     by_turn: BTreeMap<u64, Box<str>>,
     turns: u64,
-    /// The bytes of all values, with their names and overhead.
+    /// The bytes of all values, of both copies of their names, and of the overhead per value.
     bytes: usize,
     next_sweep: Sweep,
 }

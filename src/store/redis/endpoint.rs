@@ -35,7 +35,7 @@ pub(crate) trait Endpoint: Send + Sync {
     /// Records that the guard's commands go to `server` now.
     fn found(&self, _server: &Arc<ServerAddress>) {}
 
-    /// Records the server of an additional connection. The guard's connections do not follow it.
+    /// Records the server of an additional connection. The connections for the guard's commands do not move to it.
     fn glimpsed(&self, _server: &Arc<ServerAddress>) {}
 
     /// The server, if it is known without a request.

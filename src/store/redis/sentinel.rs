@@ -112,7 +112,7 @@ impl SentinelEndpoint {
             Err(error) if may_be_of_either(&error) => Err(with_origin(client, error).await),
             resolved => resolved,
         };
-        // The client itself logs in at the primary, to ask for its role.
+        // redis-rs logs in at the primary, too, to ask for its role: the error may mean that these credentials are refused.
         if self.build.is_some() && resolved.as_ref().is_err_and(is_login) {
             self.login.refused(present.login);
         }

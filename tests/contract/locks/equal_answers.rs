@@ -30,7 +30,7 @@ impl Side<'_> {
         (self.of)(&self.askers[number])
     }
 
-    /// The number of the asker with this token. Tokens differ between the stores, numbers do not.
+    /// The number of the asker with this token. The numbers are the same on both stores, the tokens differ.
     fn number(&self, token: &[u8]) -> Option<usize> {
         self.askers.iter().position(|twins| (self.of)(twins).token.as_str().as_bytes() == token)
     }

@@ -229,7 +229,7 @@ async fn holders_and_waiters_are_notified_when_messages_may_have_been_lost() {
     waiter.granted().await;
 }
 
-/// When memory is full, steps that need memory are refused, and steps that release memory are not.
+/// When memory is full, the server refuses steps that need memory, but runs steps that release memory.
 async fn a_server_without_memory_still_frees_and_hands_over(world: &World) {
     let server = world.server_of(&mutex("k").tag);
     let (holder, _) = Asker::holding(world, &mutex("k")).await;

@@ -196,7 +196,7 @@ impl World {
         }
         // The time includes that of announcing the refreshed value to the processes that keep copies.
         assert!(started.elapsed() <= LOAD * 2 + TRIP * 30, "{what}: {:?}", started.elapsed());
-        // If another process refreshes, this node keeps a flight without a task for as long as that process has the lease.
+        // If another process refreshes, this node keeps a flight without a task until the lease of that process ends.
         sleep(LEASE).await;
         for guard in &self.guards {
             assert_eq!(guard.stats().flights, 0, "{what}: {:?}", guard.stats());

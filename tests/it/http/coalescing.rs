@@ -223,7 +223,7 @@ async fn a_get_without_clients_is_still_stored_once() {
     assert_eq!(inner.calls(), 1);
 }
 
-/// Regression: a key that was made without the guard's policy was another one, so its invalidation succeeded and removed nothing.
+/// Regression: a key that was made without the guard's policy was a different key, so its invalidation succeeded and removed nothing.
 #[tokio::test(start_paused = true)]
 async fn a_guard_names_the_key_that_its_policy_stores_under() {
     let tenant = |parts: &KeyParts<'_>| parts.headers.get("x-tenant")?.to_str().ok().map(str::to_owned);

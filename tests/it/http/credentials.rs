@@ -69,7 +69,7 @@ async fn a_tagged_response_is_stored_for_its_lifetime() {
     }
 }
 
-/// A1: a response that was stored for all may not be sent to a client with credentials, which may have to receive another one.
+/// A1: a response stored for all is sent to a client with credentials only if it permits that: this client may need another response.
 #[tokio::test(start_paused = true)]
 async fn a_response_stored_without_credentials_is_for_users_if_it_says_so() {
     for (http, control, is_served) in [
@@ -249,7 +249,7 @@ async fn an_incomplete_response_to_credentials_is_not_for_clients_after_an_inval
     assert_eq!(bob.await.unwrap().text(), "new");
 }
 
-/// A load for a user may not be stored if the resource was invalidated since it began.
+/// A load for a user must not be stored if the resource was invalidated since it began.
 #[tokio::test(start_paused = true)]
 async fn a_users_load_is_not_stored_after_an_invalidation() {
     let inner = personal("public, max-age=60").held();

@@ -183,7 +183,7 @@ async fn a_users_response_with_a_file_like_path_stays_the_users() {
     }
 }
 
-/// B8, B9: the guard sorts, strips, decodes and folds nothing: a miss is harmless, another resource's answer is not.
+/// B8, B9: the guard sorts, strips, decodes and folds nothing: a miss is harmless, but another resource's answer does harm.
 #[tokio::test(start_paused = true)]
 async fn parameters_and_spellings_are_never_taken_for_each_other() {
     let uris = [

@@ -338,7 +338,7 @@ async fn a_part_stands_in_for_no_whole() {
     }
 }
 
-/// Each part is short enough to be stored, but all parts together are as long as the whole film, which is not.
+/// Each part is short enough to be stored, but all parts together are as long as the whole film, which is too long.
 #[tokio::test(start_paused = true)]
 async fn parts_are_joined_up_to_max_body() {
     let inner = digits("\"a\"");

@@ -23,7 +23,7 @@ fn tallied(remarks: &[(&str, usize)]) -> BTreeMap<String, usize> {
     remarks.iter().map(|(remark, times)| ((*remark).to_owned(), *times)).collect()
 }
 
-/// RFC 9211, 2.1: a hit is a request that was not forwarded. Regression: all clients were told `hit`, also the one whose request was
+/// RFC 9211, 2.1: a hit is a request that was not forwarded. Regression: all clients received `hit`, also the one whose request was
 /// forwarded.
 #[tokio::test(start_paused = true)]
 async fn a_stand_in_is_no_hit_for_clients_that_waited_for_the_answer() {

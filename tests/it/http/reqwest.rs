@@ -253,8 +253,8 @@ fn a_client_that_adds_credentials_behind_the_guard_is_refused() {
     }
 }
 
-/// Two services with different default headers, on one store, as in two processes. In the tower form a layer outside of the guard sets
-/// them.
+/// Services with different default request headers share one store, as processes do. The middleware sets its own default headers; with
+/// `tower`, a layer outside of the guard sets them.
 #[tokio::test]
 async fn default_headers_before_the_guard_are_part_of_keys_and_of_variants() {
     for (path, name, http) in [

@@ -98,7 +98,7 @@ async fn stale_if_error_stands_in_for_the_origins_failures_and_for_nothing_else(
     }
 }
 
-/// RFC 9110, 10.2.3: the whole fleet sends no request for as long as the origin says, up to sixty times `back_off`.
+/// RFC 9110, 10.2.3: the whole fleet sends no request for the time in `Retry-After`, up to sixty times `back_off`.
 #[tokio::test(start_paused = true)]
 async fn a_failing_origin_says_for_how_long_it_is_left_alone() {
     for (retry_after, rests) in [("20", 20), ("1", 2), ("1000", 120), ("soon", 2)] {

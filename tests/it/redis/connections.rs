@@ -70,7 +70,7 @@ async fn connecting_after_a_shutdown_is_a_closed_error() {
     );
 }
 
-/// Each key belongs to one database. A channel does not, but each node has its own channel, and queues only in its own database.
+/// Each key belongs to one database. Channels span all databases, but each node has its own channel, and queues only in its own database.
 #[tokio::test]
 async fn guards_in_two_databases_do_not_meet() {
     let server = RedisServer::start();
@@ -167,7 +167,7 @@ async fn an_inaccessible_database_is_reported_as_such() {
         .await;
 }
 
-/// Scripts reply in RESP3, while the inbox always speaks RESP2.
+/// Scripts reply in RESP3, but the inbox always speaks RESP2.
 #[tokio::test]
 async fn guards_with_different_protocols_share_a_load() {
     let server = RedisServer::start();

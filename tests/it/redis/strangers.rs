@@ -162,7 +162,7 @@ async fn waiters_behind_other_peoples_data_are_served_by_one_load() {
     assert_eq!(server.run::<Vec<String>>(&["LRANGE", ENTRY, "0", "-1"]), ["theirs"]);
 }
 
-/// With foreign data instead of the lease, the queue or the outcome, nodes may not coordinate, but every caller is answered, by at
+/// With foreign data instead of the lease, the queue or the outcome, nodes may fail to coordinate, but every caller is answered, by at
 /// most one load per process.
 #[tokio::test]
 async fn foreign_data_instead_of_lease_or_queue_does_no_harm() {

@@ -343,7 +343,7 @@ proptest::proptest! {
         }
     }
 
-    /// The default stores nothing that strict mode would not, except with the policy's own lifetime.
+    /// The default stores nothing that strict mode would not store, except with the policy's own lifetime.
     #[test]
     fn the_default_is_never_looser_than_strict_mode(
         lines in proptest::collection::vec(

@@ -86,7 +86,7 @@ async fn the_first_waiter_is_notified_of_a_free_key_and_with_the_holder_of_a_los
     assert!(!grants.anyone_waits("sg1:m:{a}"), "a holder does not wait");
 }
 
-/// After a loss of messages, the first waiter is notified, and all others are looked up in the queue. Those that are not in it are
+/// After a loss of messages, the first waiter is notified, and all others are looked up in the queue. Waiters that are not in it are
 /// notified, too, unless they have sent a take since the look-up began.
 #[cfg(feature = "redis")]
 #[tokio::test(start_paused = true)]

@@ -81,7 +81,7 @@ impl ClusterNodes {
         *lock(&self.known) = KnownNodes { masters, all };
     }
 
-    /// A node to subscribe at, another one at each call. Any node will do: a message published at one node reaches all nodes.
+    /// A node to subscribe at: each call returns the next node. Any node will do: a message published at one node reaches all nodes.
     pub(crate) fn next(&self) -> RedisResult<(Client, String)> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let address = {
@@ -191,7 +191,7 @@ impl ConnectionLike for ConnectionRecorder {
     }
 }
 
-/// Leads to any node of the cluster, to another one at each connection.
+/// Leads to any node of the cluster: each connection goes to the next node.
 impl Endpoint for ClusterNodes {
     fn locate(&self) -> BoxFuture<'_, RedisResult<Located>> {
         let next = self.next();

@@ -48,7 +48,7 @@ pub(crate) enum LeaveRole<'a> {
     Alone,
 }
 
-/// The first waiter's task of removing the waiters that leave while it does. If it is dropped before it has ended, they leave alone.
+/// The first waiter's task: it removes the waiters that leave while it runs. If it is dropped before its end, each leaves alone.
 pub(crate) struct LeaveJob<'a> {
     leaving: &'a LeaveBatches,
     key: Arc<str>,

@@ -21,7 +21,7 @@ use crate::sync::lock;
 
 pub(super) struct CircuitBreaker {
     created_at: Instant,
-    /// Two deadlines of a command.
+    /// How long the server may be silent: twice the deadline of a command.
     limit: Duration,
     /// When the first of the commands that timed out in the present silence was sent, in milliseconds since `created_at`; 0 after an
     /// answer in time.
@@ -115,7 +115,7 @@ const LOWEST: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(super) struct BulkLimit {
-    /// The longest argument that is sent; `usize::MAX` while no limit is known, which each command checks.
+    /// The length of the longest argument that may be sent; `usize::MAX` while no limit is known. Atomic, because each command reads it.
     most: AtomicUsize,
     ends_at: Mutex<Option<Instant>>,
     /// Whether a connection broke under a long argument since the server's limit was last queried.
@@ -133,7 +133,7 @@ impl Default for BulkLimit {
 }
 
 impl BulkLimit {
-    /// The longest argument that is sent.
+    /// The length of the longest argument that may be sent.
     pub(super) fn most(&self) -> usize {
         let most = self.most.load(Ordering::Relaxed);
         if most != usize::MAX && lock(&self.ends_at).is_some_and(|end| end <= Instant::now()) {

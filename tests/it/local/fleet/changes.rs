@@ -48,8 +48,8 @@ const KINDS: [&str; 20] = [
     "invalidate_all",
 ];
 
-/// Whether an inserted key may be changed. If an insertion had no answer, it may not, until the moment at which that insertion has run or
-/// never will.
+/// Whether an inserted key may be changed. After an insertion without an answer, the key must not be changed until that insertion has run
+/// or can no longer run.
 type Turn = Mutex<u64>;
 
 const LATE_INSERTION: Duration = Duration::from_secs(4);

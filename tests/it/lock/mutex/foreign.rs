@@ -82,7 +82,7 @@ async fn our_late_holder_leaves_another_programs_lock_alone() {
     assert!(pttl(&server, "lock:m") > 50_000);
 }
 
-/// A waiter for another program's lock acquires it when that lock's TTL ends. If the lock is deleted earlier, no message says so. Our
+/// A waiter for another program's lock acquires it when that lock's TTL ends. If the lock is deleted earlier, no message is sent. Our
 /// waiters behind it are notified as usual.
 #[tokio::test]
 async fn a_waiter_acquires_when_another_programs_lock_expires() {

@@ -160,7 +160,7 @@ async fn cluster_of_one() -> RedisServer {
 }
 
 /// S0.21: it would be a flaw to send a TTL as a key. Every operation of a mutex runs in a cluster, where scripts over two slots are
-/// refused, with a key of this crate and with a bare one.
+/// refused, with a key of this crate and with `<prefix><name>`.
 #[tokio::test]
 async fn all_keys_of_a_mutex_are_in_one_slot() {
     let server = &cluster_of_one().await;

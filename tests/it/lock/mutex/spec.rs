@@ -70,7 +70,7 @@ async fn any_client_sees_whether_the_mutex_is_held(stage: Stage) {
     expired(&b).await;
 }
 
-/// S1.10: the holder's guard owns the mutex, and another one does not. After the expiry no guard does.
+/// S1.10: only the holder's guard owns the mutex. After the expiry no guard owns it.
 async fn only_the_holder_owns(stage: Stage) {
     let [a, b] = stage.handles_of(SHORT);
     let guard = locked(&a).await;

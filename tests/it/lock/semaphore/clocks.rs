@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::*;
 use crate::redis::clock::Relay;
 
-/// S3.18, S4.26: to one client the server's clock looks 5 s slow, to another one 5 s fast; then an hour each. Waiters are served in the
-/// order of their requests, and no holder loses its permit.
+/// S3.18, S4.26: to one client the server's clock looks 5 s slow, to another client 5 s fast; in a second run the shift is an hour.
+/// Waiters are served in the order of their requests, and no holder loses its permit.
 #[tokio::test]
 async fn clients_with_different_clocks_are_served_in_order_of_request() {
     for skew in [5, 3_600] {

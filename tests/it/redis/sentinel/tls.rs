@@ -1,5 +1,5 @@
-//! Sentinels and servers with TLS: every connection uses it, also to a promoted primary, and an error with a certificate
-//! is reported as for a single server.
+//! Sentinels and servers with TLS: every connection uses TLS, also to a promoted primary, and a certificate error is
+//! reported as for a single server.
 
 use redis::TlsMode;
 

@@ -140,7 +140,7 @@ async fn a_grant_that_comes_too_late_is_released() {
     assert_eq!(target.commands(), ["take", "free"]);
 }
 
-/// Only a wait that took most of the time to live is followed by a TAKE, which restarts the lease.
+/// A grant's lease is counted from the waiter's first TAKE. If less than three quarters remain, another TAKE restarts it.
 #[tokio::test(start_paused = true)]
 async fn a_grant_after_a_long_wait_starts_its_time_anew() {
     for (waited, commands) in [(ms(100), vec!["take"]), (ms(400), vec!["take", "take"])] {

@@ -112,7 +112,7 @@ async fn a_command_sent_back_and_forth_pauses_between_nodes() {
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
     assert_eq!(first.commands(), ["GET", "ASKING", "GET", "ASKING", "GET", "GET"]);
     assert_eq!(second.commands(), ["ASKING", "GET"].repeat(3));
-    // The slot map says that the node has the slot, so the command is sent there without ASKING, which only a migration needs.
+    // MOVED sends the command back to `first`, which has the slot by the slot map. Only a redirection by ASK needs ASKING.
     second.will_answer([sent_on("MOVED", &key, &first)]);
     first.will_answer([sent_on("ASK", &key, &second), NIL.to_owned()]);
     assert_eq!(get(&cluster, &key, SOON).await.ok(), Some(Value::Nil));
