@@ -111,7 +111,7 @@ SIM_MOST_SECONDS ?= $(if $(SEEDS),,$(shell test $$(getconf _NPROCESSORS_ONLN) -l
 
 simulate:
 	SEEDS=$${SEEDS:-20000} SIM_MOST_SECONDS=$(SIM_MOST_SECONDS) $(SIMULATION) simulation::no_seed --nocapture
-	SEEDS=3000 $(SIMULATION) simulation::equal_seeds
+	SEEDS=$${SEEDS:-20000} $(SIMULATION) simulation::equal_seeds
 
 package:
 	scripts/package

@@ -12,7 +12,8 @@ import urllib.request
 
 def build(root):
     """Builds the lab, and returns the path of its program."""
-    command = ["cargo", "build", "--example", "lab", "--message-format=json-render-diagnostics"]
+    # As `make test` has built it.
+    command = ["cargo", "build", "--workspace", "--all-features", "--example", "lab", "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True)
     if built.returncode:
         raise SystemExit("the lab does not build")

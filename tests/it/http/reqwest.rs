@@ -376,13 +376,16 @@ async fn the_request_that_led_a_load_gets_the_clients_error_and_waiters_a_502() 
     for form in both() {
         let api = Api::start().await;
         let mut leads = api.get("/held");
-        *leads.timeout_mut() = Some(Duration::from_millis(200));
+        *leads.timeout_mut() = Some(secs(10));
         let leader = tokio::spawn({
             let form = form.clone();
             async move { form.send(leads).await }
         });
         api.started.reach(1).await;
+        // The waiter joins before the leader's time is up: a paused clock goes on only when all tasks wait.
+        tokio::time::pause();
         let waiter = form.send(api.get("/held")).await.unwrap();
+        tokio::time::resume();
         let error = leader.await.unwrap().unwrap_err();
         assert!(error.is_timeout() && error.url().is_some(), "{}: {error:?}", form.name());
         assert_eq!(waiter.status().as_u16(), 502, "{}", form.name());

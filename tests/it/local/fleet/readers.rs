@@ -59,7 +59,7 @@ pub(super) async fn read(guards: Guards, truth: Truth, config: Config, over: Arc
                 Err(error) => read.failures.push(format!("{call} of key {key}: {error}")),
             }
         }
-        tokio::time::sleep(Duration::from_millis(fastrand::u64(8..24))).await;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(16..48))).await;
     }
     read
 }
