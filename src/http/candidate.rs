@@ -152,8 +152,8 @@ impl StoreCandidate {
             return None;
         }
         let Self { head, variant, came, now, .. } = self;
-        let stored = StoredResponse::new(head, *now, Bytes::new(), None);
-        let head = head_of(stored.status, stored.version, stored.headers);
+        let headers = StoredResponse::storable_headers(head, *now, Some(length));
+        let head = head_of(head.status, head.version, headers);
         let meta = self.meta(variant.clone());
         let (ttl, came, body) = (self.ttl(), *came, Arc::default());
         Some(SharedBody { head, meta, ttl, came, length, body })

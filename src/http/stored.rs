@@ -162,9 +162,16 @@ pub(crate) struct StoredResponse {
 }
 
 impl StoredResponse {
-    /// Takes the storable parts of a response that arrived at `now` on the wall clock.
+    /// Takes the storable parts of a response that arrived at `now` on the wall clock, with its whole body.
     pub(crate) fn new(head: &Parts, now: SystemTime, body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        let mut headers = HeaderMap::with_capacity(head.headers.len().min(MOST_HEADERS) + 1);
+        let headers = Self::storable_headers(head, now, (trailers.is_none()).then_some(body.len() as u64));
+        let trailers = trailers.map(Box::new);
+        Self { status: head.status, version: head.version, headers, body, trailers }
+    }
+
+    /// The headers that are stored, with `Date`, and with the `length` of the body unless trailers follow it.
+    pub(crate) fn storable_headers(head: &Parts, now: SystemTime, length: Option<u64>) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(head.headers.len().min(MOST_HEADERS) + 2);
         for (name, value) in storable(&head.headers).take(MOST_HEADERS + 1) {
             // `append` panics only at a far larger size. One field more than `encode` accepts is enough for it to refuse the response.
             headers.append(name, value.clone());
@@ -177,8 +184,14 @@ impl StoredResponse {
                 headers.insert(DATE, date);
             }
         }
-        let trailers = trailers.map(Box::new);
-        Self { status: head.status, version: head.version, headers, body, trailers }
+        // Otherwise axum would add it to each hit, to a map that has no room left: a replay's headers are a clone. RFC 9110, 8.6: never with
+        // 204.
+        if let Some(length) = length.filter(|_| head.status != StatusCode::NO_CONTENT)
+            && !headers.contains_key(CONTENT_LENGTH)
+        {
+            headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        headers
     }
 
     /// The payload to store: the metadata, then the response; `None` if the response must not or cannot be stored.
@@ -265,9 +278,11 @@ impl StoredResponse {
 
 /// Whether the fields of a head are within the limits for storing.
 pub(crate) fn is_storable(headers: &HeaderMap) -> bool {
-    // `StoredResponse::new` adds a date if there is none.
+    // `StoredResponse::new` adds a date and a length if there is none.
     let date = HeaderValue::from_static("Sun, 06 Nov 1994 08:49:37 GMT");
-    let added = (!headers.contains_key(DATE)).then_some((&DATE, &date));
+    let length = HeaderValue::from(u64::MAX);
+    let added = [(&DATE, &date), (&CONTENT_LENGTH, &length)];
+    let added = added.into_iter().filter(|(name, _)| !headers.contains_key(*name));
     section(storable(headers).chain(added)).is_some()
 }
 

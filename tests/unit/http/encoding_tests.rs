@@ -94,7 +94,7 @@ fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
     );
     assert_eq!(
         response.headers,
-        stored(&[("x", "y"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT")], "").headers
+        stored(&[("x", "y"), ("date", "Sun, 06 Nov 1994 08:49:37 GMT"), ("content-length", "0")], "").headers
     );
     let dated = "Sun, 06 Nov 1994 08:49:30 GMT";
     let response = StoredResponse::new(&head(&[("date", dated)]), now, Bytes::new(), None);
@@ -103,6 +103,31 @@ fn a_stored_head_has_no_hop_headers_no_age_and_a_date() {
     assert!(StoredResponse::new(&head(&[]), far, Bytes::new(), None).headers.contains_key("date"));
     let many: Vec<_> = (0..400).map(|_| ("x", "y")).collect();
     assert_eq!(StoredResponse::new(&head(&many), now, Bytes::new(), None).bytes(), None);
+}
+
+/// Otherwise axum writes the length of each hit, into a map without room.
+#[test]
+fn a_whole_body_is_stored_with_its_length() {
+    let length = |status: u16, said: Option<&str>, trailers: Option<HeaderMap>| {
+        let mut response = Response::builder().status(status);
+        if let Some(said) = said {
+            response = response.header("content-length", said);
+        }
+        let head = response.body(()).unwrap().into_parts().0;
+        let body = if status == 204 { "" } else { "text" };
+        let stored =
+            StoredResponse::new(&head, SystemTime::now(), Bytes::from_static(body.as_bytes()), trailers);
+        assert_eq!(decode(&stored.bytes().unwrap()), Some(stored.clone()));
+        stored.headers.get("content-length").map(|length| length.to_str().unwrap().to_owned())
+    };
+    assert_eq!(length(200, None, None).as_deref(), Some("4"));
+    assert_eq!(length(200, Some("4, 4"), None).as_deref(), Some("4"));
+    assert_eq!(
+        length(200, None, Some(HeaderMap::new())),
+        None,
+        "HTTP/1.1 sends trailers without a length only"
+    );
+    assert_eq!(length(204, None, None), None, "RFC 9110, 8.6");
 }
 
 /// C6: what exceeds the caps is not stored, and what does not exceed them always fits into an entry.
