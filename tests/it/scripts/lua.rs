@@ -1,14 +1,29 @@
 //! Runs a client's script in Lua 5.1, with the functions that Redis adds to it.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
-use mlua::{Lua, MultiValue, Table, Value};
+use mlua::{Function, Lua, MultiValue, Table, Value};
 
 use super::data::{Answer, Data};
 
+thread_local! {
+    /// As in Redis, one interpreter for all scripts, each of which is compiled once.
+    static INTERPRETER: (Lua, RefCell<HashMap<Vec<u8>, Function>>) = Default::default();
+}
+
 /// Runs a script on the data. If it fails, the Lua error is the reply, as in Redis.
 pub(super) fn run(data: &RefCell<Data>, text: &[u8], keys: &[Vec<u8>], argv: &[Vec<u8>]) -> Answer {
-    let lua = Lua::new();
+    INTERPRETER.with(|(lua, compiled)| {
+        let known = compiled.borrow().get(text).cloned();
+        let script = known.map_or_else(|| lua.load(text).into_function(), Ok);
+        let script = script.expect("a script of the client is Lua");
+        compiled.borrow_mut().entry(text.to_vec()).or_insert_with(|| script.clone());
+        run_in(lua, &script, data, keys, argv)
+    })
+}
+
+fn run_in(lua: &Lua, script: &Function, data: &RefCell<Data>, keys: &[Vec<u8>], argv: &[Vec<u8>]) -> Answer {
     let done = lua.scope(|scope| {
         let redis = lua.create_table()?;
         let call = scope.create_function(|lua, words: MultiValue| {
@@ -36,7 +51,7 @@ pub(super) fn run(data: &RefCell<Data>, text: &[u8], keys: &[Vec<u8>], argv: &[V
             let words = words.iter().map(|word| lua.create_string(word)).collect::<mlua::Result<Vec<_>>>()?;
             globals.set(name, words)?;
         }
-        from_lua(lua.load(text).eval::<Value>()?)
+        from_lua(script.call::<Value>(())?)
     });
     done.unwrap_or_else(|error| {
         // Redis reports this text, without Lua's stack trace.
