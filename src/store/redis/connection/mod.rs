@@ -11,6 +11,7 @@
 
 mod breaker;
 pub(crate) mod connector;
+mod pacing;
 mod reconnect;
 pub(crate) mod send;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 use self::breaker::BulkLimit;
 use self::breaker::{CircuitBreaker, silent};
 use self::connector::{Connector, Outage};
+use self::pacing::Pacing;
 use super::endpoint::{TimedReading, host_ms};
 use super::errors::OutageLog;
 use super::errors::RefusalLog;
@@ -110,6 +112,8 @@ struct LiveConnection {
     /// Unique among all connections of this process, to any server.
     session: u64,
     connection: MultiplexedConnection,
+    /// On a runtime of one thread.
+    pacing: Option<Arc<Pacing>>,
     opened_at: Instant,
 }
 

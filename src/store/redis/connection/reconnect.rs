@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -122,7 +123,10 @@ impl TaskRef<Supervisor> {
             Ok(Opened { connection, reading, login: _ }) => {
                 let generation = *supervisor.changes.borrow() + 1;
                 let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
-                let up = LiveConnection { generation, session, connection, opened_at: Instant::now() };
+                let has_one_thread = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
+                let pacing = has_one_thread.then(Arc::default);
+                let up =
+                    LiveConnection { generation, session, connection, pacing, opened_at: Instant::now() };
                 self.with(|supervisor| {
                     if let Some(reading) = reading {
                         supervisor.read(&reading);

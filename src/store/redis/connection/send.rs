@@ -9,6 +9,7 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::silent;
+use super::pacing::Pacing;
 use super::{LiveConnection, Loss, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
@@ -46,13 +47,17 @@ impl Supervisor {
                 // Boxed, so that every command's future is smaller.
                 None => Box::pin(self.first(&mut left)).await?,
             };
-            let LiveConnection { generation, session, mut connection, .. } = up;
+            let LiveConnection { generation, session, mut connection, pacing, .. } = up;
             let sent = self.breaker.begin(left);
+            let waits = pacing.as_deref().map(Pacing::wait);
             let reply = match mode {
                 #[cfg(feature = "cluster")]
                 SendMode::Asking => timeout(left, Box::pin(ask(&mut connection, cmd))).await,
                 _ => timeout(left, connection.send_packed_command(cmd)).await,
             };
+            if let Some(waits) = waits {
+                waits.continue_in_turn().await;
+            }
             match self.handle_reply(cmd, generation, left, sent, reply) {
                 // Repeated only once: the command itself may break connections, for example a read whose reply exceeds an output limit.
                 Err(error) if error.kind == StoreErrorKind::Broken && mode == SendMode::Repeat => {
