@@ -5,6 +5,8 @@
 # test   everything; installs redis-server first if it is missing
 # check  format, lints and documentation, which must be clean before a commit
 # bench  the numbers of docs/performance.md, docs/measurements.md and docs/lock-speed.md
+# instructions
+#        what single hits, misses and their controls take, by valgrind; a row that grows by over 3 % fails (scripts/instructions)
 # alerts-test
 #        a real Prometheus scrapes the lab's fleet: each alert of ops/ fires by a fault and ends after it; the dashboard has data
 # conformance, conformance-current, conformance-both
@@ -50,7 +52,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: package run test check bench alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
+.PHONY: package run test check bench instructions valgrind alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -100,6 +102,9 @@ bench: redis wrk
 	cargo bench --bench lock
 	cargo bench --bench scripts
 	cargo bench -p stampede-guard-otlp --bench observe
+
+instructions: redis valgrind python
+	scripts/instructions
 
 # Optimised, to run as many seeds as possible; with debug assertions, which a release lacks, and with the
 # dependencies of all other tests (Cargo.toml optimises those that matter).
@@ -237,6 +242,13 @@ wrk:
 	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y wrk; \
 	elif command -v brew >/dev/null; then brew install wrk; \
 	else echo "no apt-get and no brew here: install wrk by hand" >&2; exit 1; fi
+
+valgrind:
+	@command -v valgrind >/dev/null && exit 0; \
+	echo "valgrind is missing: installing it"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y valgrind; \
+	else echo "no apt-get here: install valgrind by hand" >&2; exit 1; fi
 
 # Tests drop packets in a network namespace, as root or in a user namespace. Where neither is allowed, those tests print NOT RUN;
 # with CI set they fail.
