@@ -13,7 +13,7 @@ use crate::http_rules::fields::date;
 use crate::http_rules::request::{ConsideredRequest, consider, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
-use crate::http_rules::vary::Vary;
+use crate::http_rules::vary::{Vary, is_encoded_by_chance};
 use crate::key::CacheKey;
 
 /// Explains whether a policy stores a response to a request, for how long, and why.
@@ -65,6 +65,9 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         max_body: usize::MAX,
     };
     let decision = |rule| Decision::of(rule, Some(considered.key.clone()));
+    if is_encoded_by_chance(request.headers(), headers) {
+        return decision(Rule::Coding);
+    }
     match classify(&exchange, &rules) {
         Verdict::Private(rule) => decision(rule),
         Verdict::ShareOnly { rule, vary, .. } => {
@@ -212,7 +215,7 @@ mod tests {
     #[test]
     fn a_decision_names_the_outcome_and_its_rule() {
         let (default, strict) = (HttpPolicy::default(), HttpPolicy::strict());
-        let cases: [(&str, Lines<'_>, Lines<'_>, &HttpPolicy, &str); 14] = [
+        let cases: [(&str, Lines<'_>, Lines<'_>, &HttpPolicy, &str); 15] = [
             (
                 "GET",
                 &[],
@@ -270,6 +273,13 @@ mod tests {
                 &[("cache-control", "max-age=5")],
                 &strict,
                 "not stored: authorization (RFC 9111, 3.5)",
+            ),
+            (
+                "GET",
+                &[("accept-encoding", "xgzip")],
+                &[("content-encoding", "gzip"), ("cache-control", "max-age=5")],
+                &strict,
+                "not stored: accept-encoding (RFC 9110, 12.5.3)",
             ),
             ("GET", &[("content-length", "5")], &[], &default, "not looked up: body (RFC 9110, 9.3.1)"),
             ("HEAD", &[], &[("cache-control", "max-age=5")], &default, "not stored: method (RFC 9111, 4)"),

@@ -483,7 +483,7 @@ fn time_out_of_range(policy: &Policy) -> Option<String> {
         ("load_timeout", policy.load_timeout, MS, DAY),
         ("permit_timeout", policy.permit_timeout, Duration::ZERO, DAY),
         // Its default is the sum of `load_timeout`, `lease` and perhaps `permit_timeout`, so its own range is wider.
-        ("wait_timeout", policy.wait_timeout, MS, DAY * 2),
+        ("wait_timeout", policy.wait_timeout, MS, DAY * 3),
         ("invalidate_replicas' timeout", replicas_within, MS, Duration::from_secs(60)),
         ("coordination_budget", policy.coordination_budget, MS * 2, DAY),
         ("command_timeout", policy.command_timeout, MS, DAY),

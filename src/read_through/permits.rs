@@ -105,7 +105,7 @@ pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
 
 /// Warns once per outage of the store that loads run without a permit.
 pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
-    warn_if!(log::GUARD, state.logs.permit.goes_on(), ?key, %error, "max_concurrent_loads is not kept: no permit can be asked for");
+    warn_if!(log::GUARD, state.logs.permit.goes_on(), ?key, %error, "loads are not limited: no permit can be asked for");
 }
 
 /// Starts as many requests for permits as the waiting loads need.

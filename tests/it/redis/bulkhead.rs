@@ -50,7 +50,7 @@ async fn the_cap_costs_nothing_while_the_server_is_dead_and_one_warning_says_so(
     keep_to_the_budget(&first, "first");
     let later = requests(&guard, "later", 40).await;
     assert!(median(later.clone()) <= NOTHING, "{later:?}");
-    assert_eq!(warnings.about("max_concurrent_loads is not kept").len(), 1, "{warnings:?}");
+    assert_eq!(warnings.about("loads are not limited").len(), 1, "{warnings:?}");
 }
 
 /// The server refuses only the command that counts loads: the limit is not enforced, and one warning says so.

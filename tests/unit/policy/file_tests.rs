@@ -113,7 +113,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("permit_timeout_then", &["\"Shed\"", "true"]),
         ("max_waiters", &["0", "-1", "\"none\""]),
         ("max_waiters_then", &["\"queue\""]),
-        ("wait_timeout", &["\"0s\"", "\"3d\""]),
+        ("wait_timeout", &["\"0s\"", "\"4d\""]),
         ("wait_timeout_then", &["\"shed\""]),
         ("coordination_budget", &["\"1ms\"", "\"2d\""]),
         ("command_timeout", &["\"0s\"", "\"500ms\""]),

@@ -25,6 +25,14 @@ fn a_lease_of_one_second_is_accepted() {
 fn wait_timeout_follows_load_timeout_and_lease() {
     let policy = Policy::builder().load_timeout(ms(5000)).lease(ms(1000)).build().expect("valid");
     assert_eq!(policy.wait_timeout, ms(6000));
+    // The sum is in range whenever its parts are.
+    let day = ms(86_400_000);
+    let longest = Policy::builder()
+        .load_timeout(day)
+        .lease(day)
+        .max_concurrent_loads(1)
+        .permit_timeout(day, OnOverload::Shed);
+    assert_eq!(longest.build().expect("valid").wait_timeout, day * 3);
 }
 
 #[test]

@@ -177,7 +177,7 @@ impl RefusedRights {
             let found = "neither EVAL nor ACL DRYRUN is permitted: what scripts call could not be tried";
             findings.push(Finding::note("rights", found).advice("+eval first, and look again"));
         }
-        let of_locks = "loads are guarded; mutexes and semaphores fail, and max_concurrent_loads is not kept";
+        let of_locks = "loads are guarded; mutexes and semaphores fail, and loads are not limited";
         let of_copies = "no value is served from memory (local_for), and where another process of this namespace does that, \
                          invalidations by this one fail; the limit of adaptive_loads stays where it is";
         for (what, cost) in [(locks, of_locks), (copies, of_copies)] {
