@@ -424,7 +424,8 @@ impl ResponseCommit {
 
 impl ResponseRules {
     pub(crate) fn of(policy: &Policy) -> Self {
-        Self { http: Arc::clone(&policy.http), fresh_for: policy.fresh_for, max_body: policy.max_body }
+        let (fresh_for, negative_for) = (policy.fresh_for, policy.negative_for());
+        Self { http: Arc::clone(&policy.http), fresh_for, negative_for, max_body: policy.max_body }
     }
 }
 

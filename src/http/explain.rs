@@ -62,6 +62,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
     let rules = ResponseRules {
         http: Arc::new(policy.clone()),
         fresh_for: Duration::from_secs(1),
+        negative_for: Duration::from_secs(1),
         max_body: usize::MAX,
     };
     let decision = |rule| Decision::of(rule, Some(considered.key.clone()));
@@ -276,7 +277,7 @@ mod tests {
             ),
             (
                 "GET",
-                &[("accept-encoding", "xgzip")],
+                &[("accept-encoding", "zz")],
                 &[("content-encoding", "gzip"), ("cache-control", "max-age=5")],
                 &strict,
                 "not stored: accept-encoding (RFC 9110, 12.5.3)",

@@ -365,7 +365,9 @@ impl ClassifiedResponse<'_> {
             }
             // The policy's lifetime begins when the response is received, however old it is.
             _ if http.default_lifetime && may_have_default(status) => {
-                (self.rules.fresh_for.saturating_add(self.exchange.initial_age()), Rule::Default)
+                let says_nothing = matches!(status, StatusCode::NOT_FOUND | StatusCode::GONE);
+                let lifetime = if says_nothing { self.rules.negative_for } else { self.rules.fresh_for };
+                (lifetime.saturating_add(self.exchange.initial_age()), Rule::Default)
             }
             _ if storable_unnamed => (Duration::ZERO, Rule::Unnamed),
             _ if is_failure(status) => return Err(Rule::ServerError),

@@ -335,8 +335,9 @@ pub(super) const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
     pub(crate) http: Arc<HttpPolicy>,
-    /// The lifetime of a response that states none.
+    /// The lifetime of a response that states none; for 404 and 410 the second one.
     pub(crate) fresh_for: Duration,
+    pub(crate) negative_for: Duration,
     /// The longest body that is stored, in bytes.
     pub(crate) max_body: usize,
 }

@@ -236,7 +236,8 @@ setters! { PolicyBuilder:
 
     /// How long a negative value, which says "there is nothing", is fresh. A value is negative if its loader declared it
     /// [`negative`](crate::LoadContext::negative), or if it is `None` or `()` and its loader has set no lifetime, or if it is
-    /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Defaults to `fresh_for`.
+    /// `None` or `()` and was [stored directly](crate::StampedeGuard::insert). Over HTTP: a response 404 or 410 that states no lifetime.
+    /// Defaults to `fresh_for`.
     negative_for(negative_for: Duration => policy.negative_for);
 
     /// The answer for a key for which a loader of [many keys](crate::StampedeGuard::get_or_load_many) returns no value.

@@ -16,7 +16,7 @@ async fn lasts(status: u16, headers: Vec<(&'static str, String)>, seconds: u64) 
         let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         Ok(respond(status, &headers, body(n)))
     });
-    let shop = shop_with(&inner, policy().fresh_for(secs(40)));
+    let shop = shop_with(&inner, policy().fresh_for(secs(40)).negative_for(secs(20)));
     let first = ask(&shop, get("/")).await;
     assert_eq!(first.remark(), format!("fwd=uri-miss; stored; ttl={seconds}"), "{case}");
     assert_eq!(first.status, status);
@@ -59,9 +59,12 @@ fn httpdate_fmt(time: SystemTime) -> String {
 
 /// A8
 #[tokio::test(start_paused = true)]
-async fn statuses_of_a_default_lifetime_last_for_fresh_for() {
-    for status in [200, 203, 204, 300, 301, 308, 404, 410] {
+async fn statuses_of_a_default_lifetime_last_for_fresh_for_or_negative_for() {
+    for status in [200, 203, 204, 300, 301, 308] {
         lasts(status, Vec::new(), 40).await;
+    }
+    for status in [404, 410] {
+        lasts(status, Vec::new(), 20).await;
     }
 }
 

@@ -62,7 +62,7 @@ async fn a_cap_that_can_not_be_enforced_warns_once_and_is_enforced_again_later()
     let one = capped().max_concurrent_loads(1);
     let guard = local(&server, one.clone().build().expect("valid")).await;
     let closed = guard.with_policy(one.on_store_down(OnStoreDown::FailClosed).build().expect("valid"));
-    let warned = || warnings.about("max_concurrent_loads").len();
+    let warned = || warnings.about("loads are not limited").len();
     for outage in 1..=2 {
         server.run::<()>(&["ACL", "SETUSER", "minimal", "-zadd"]);
         let (gate, loads) = (Gate::closed(), Counter::default());

@@ -60,8 +60,9 @@ type Origin<'a> = &'a mut dyn FnMut(&Method, &HeaderMap) -> Option<Response>;
 
 impl Cache {
     fn new(policy: HttpPolicy) -> Self {
-        let rules =
-            ResponseRules { http: Arc::new(policy), fresh_for: Duration::from_secs(60), max_body: 1 << 20 };
+        let minute = Duration::from_secs(60);
+        let http = Arc::new(policy);
+        let rules = ResponseRules { http, fresh_for: minute, negative_for: minute, max_body: 1 << 20 };
         Self { rules, now: UNIX_EPOCH + Duration::from_secs(1_795_262_400), resources: HashMap::new() }
     }
 

@@ -44,7 +44,7 @@ fn headers(fields: &[(&str, &str)]) -> HeaderMap {
 }
 
 fn rules(http: HttpPolicy) -> ResponseRules {
-    ResponseRules { http: http.into(), fresh_for: Duration::from_secs(60), max_body: 1000 }
+    ResponseRules { http: http.into(), fresh_for: secs(60), negative_for: secs(5), max_body: 1000 }
 }
 
 fn verdict_of(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
@@ -101,6 +101,10 @@ fn a_response_without_a_lifetime_is_stored_by_default_and_not_strictly() {
     assert!(matches!(strictly(200, &[]), Verdict::ShareOnly { .. }), "the wave may have it");
     assert_eq!(fresh(by_default(200, &[])), Ok((60, Rule::Default)));
     assert_eq!(fresh(by_default(200, &[("age", "1000")])), Ok((60, Rule::Default)), "it begins here");
+    for status in [404, 410] {
+        assert_eq!(fresh(by_default(status, &[])), Ok((5, Rule::Default)), "negative_for");
+        assert_eq!(fresh(by_default(status, &control("max-age=7"))), Ok((7, Rule::MaxAge)));
+    }
     let tagged = [("etag", "\"a\"")];
     assert_eq!(fresh(strictly(200, &tagged)), Ok((0, Rule::Unnamed)), "stored to be validated");
     assert_eq!(fresh(strictly(201, &tagged)), Err(Rule::Status), "RFC 9111, 3");
