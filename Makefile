@@ -34,6 +34,8 @@
 # compare
 #        the same scenarios for this crate and twelve others (Rust, Python, Node), and docs/comparison.md from their results: half
 #        an hour and the building; ONLY=names and SCENARIO=names for a part; compare-test checks the harness, in a minute
+# compare-in-front
+#        the layer inside a service beside nginx and Varnish in front of it: three minutes
 # compare-page
 #        docs/comparison.md and its plots again, from compare/results
 # deny   licences, sources and versions of our dependencies (deny.toml); needs cargo-deny
@@ -173,13 +175,18 @@ pages:
 	test ! -d compare || compare/page --check
 
 # The peers have a lock file, a target folder and tools of their own, so that nothing else is built with them.
-.PHONY: compare compare-test compare-page compare-build compare-python compare-node
+.PHONY: compare compare-in-front proxies compare-test compare-page compare-build compare-python compare-node
 COMPARE := $(abspath $(or $(CARGO_TARGET_DIR),target)/compare)
 COMPARE_RUN = COMPARE_TOOLS=$(COMPARE) PYTHONDONTWRITEBYTECODE=1 $(COMPARE)/release/stampede-compare
 
 compare: compare-build
 	ONLY=$(ONLY) SCENARIO=$(SCENARIO) $(COMPARE_RUN) run
+	$(MAKE) compare-in-front
 	compare/page
+
+# The layer beside nginx and Varnish.
+compare-in-front: redis wrk proxies
+	compare/in_front
 
 compare-test: compare-build
 	cd compare && cargo fmt --check && CARGO_TARGET_DIR=$(COMPARE) cargo clippy --release -- -D warnings
@@ -242,6 +249,16 @@ wrk:
 	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y wrk; \
 	elif command -v brew >/dev/null; then brew install wrk; \
 	else echo "no apt-get and no brew here: install wrk by hand" >&2; exit 1; fi
+
+# Debian starts both where there is systemd, so they are stopped: the comparison starts its own.
+proxies:
+	@PATH=$$PATH:/usr/sbin; command -v nginx >/dev/null && command -v varnishd >/dev/null && exit 0; \
+	echo "nginx or varnishd is missing: installing them"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then \
+	$$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends nginx-light varnish && \
+	{ $$sudo systemctl disable --now nginx varnish varnishncsa >/dev/null 2>&1 || true; }; \
+	else echo "no apt-get here: install nginx and varnish by hand" >&2; exit 1; fi
 
 valgrind:
 	@command -v valgrind >/dev/null && exit 0; \

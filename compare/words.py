@@ -158,6 +158,40 @@ def scenario(name, tables):
     return "\n\n".join(part for part in [f"## {TITLES[name]}", wrap(ABOUT[name]), tables, note, picture] if part)
 
 
+IN_FRONT = {
+    "bare": "the service alone, its response ready",
+    "memory": "**this crate's layer, from memory**",
+    "redis": "this crate's layer, from Redis",
+    "nginx": "nginx `proxy_cache`",
+    "varnish": "Varnish",
+}
+
+
+def in_front(results):
+    """The caches that stand in front of a service, beside the layer inside it."""
+    data = results["in-front"]
+    cells = {(row["side"], row["cores"], row["size"]): row for row in data["rows"]}
+    columns = sorted({key[1:] for key in cells})
+    heads = [f"{'one core' if cores == 1 else f'{cores} cores'}, {size // 1024} KiB" for cores, size in columns]
+    lines = ["| hits per second; processor time of a hit | " + " | ".join(heads) + " |", "|" + "---|" * (len(columns) + 1)]
+    for side, label in IN_FRONT.items():
+        shown = [f"{cells[side, *column]['per_second'] / 1e3:,.1f} k/s; {cells[side, *column]['us']:.1f} µs" for column in columns]
+        lines.append(f"| {label} | " + " | ".join(shown) + " |")
+    for other, label in (("bare", "the service alone"), ("nginx", "nginx")):
+        ratios = [f"{cells['memory', *column]['us'] / cells[other, *column]['us']:.2f}" for column in columns]
+        lines.append(f"| processor time from memory / {label} | " + " | ".join(ratios) + " |")
+    about = f"""One hot response with eight headers, requested by `wrk` over {CONNECTIONS_IN_FRONT} connections. On one core, with `wrk` on the other; or all on {data['cores']} cores,
+in turn, medians of five rounds. The processor time is that of all processes of a side, without `wrk` and Redis. nginx {data['nginx']} and Varnish {data['varnish']} are Debian's,
+{data['date']}."""
+    note = """From Redis, requests that come at the same moment share one read, and one thread then writes their answers together. A cache in front is a process and a hop of its own, and keeps its own copies: on each replica's machine, or as a tier that all requests pass. nginx has one load per
+key and machine (`proxy_cache_lock`), and Varnish coalesces too; neither has one load per fleet, and a purge reaches one machine. Neither wraps a loader or a REST client. Both serve every
+service of whatever language, take the load of static files and TLS off it, and survive its restart."""
+    return "\n\n".join(["## In front of the service, or inside it", wrap(about), "\n".join(lines), wrap(note)])
+
+
+CONNECTIONS_IN_FRONT = 64
+
+
 def participants(results):
     lines = ["## Participants", "", "| | versions | as it is used here |", "|---|---|---|"]
     for name, label in LABELS.items():
