@@ -133,13 +133,13 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_traced: bool) -> 
     let mut report = mutants::with(mutant, || floods::counting(simulated));
     drop(runtime);
     if profile == Profile::None && mutant.is_none() {
-        // Without faults, half of the seeds also run a further world; the longest one runs for one seed of 64 only.
+        // Without faults, half of the seeds also run a further world; the longest one runs for one seed of 256 only.
         report.violations.extend(match seed % 8 {
             1 => LocalSet::new().block_on(&paused(), stops::violations(seed)),
             3 => LocalSet::new().block_on(&paused(), trials::violations(seed)),
             5 => paused().block_on(bulk::violations(seed)),
             7 => paused().block_on(overflows::violations(seed)),
-            0 if seed.is_multiple_of(64) => paused().block_on(surges::violations(seed)),
+            0 if seed.is_multiple_of(256) => paused().block_on(surges::violations(seed)),
             _ => Vec::new(),
         });
     }
