@@ -30,7 +30,7 @@ use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, i
 use crate::http_rules::request::RequestDemands;
 use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify};
 use crate::http_rules::settings::ResponseRules;
-use crate::http_rules::vary::{Variant, Vary, is_encoded_by_chance};
+use crate::http_rules::vary::{Variant, Vary};
 use crate::key::Key;
 use crate::loader::{Delivery, LeaseState, LoadOutput, LoadResult, OwnSender};
 use crate::observe::{self, Outcome, log, warn_if};
@@ -68,6 +68,7 @@ impl ResponseCommit {
             method: &self.method,
             target: self.target.as_ref(),
             demands: &self.load_request.demands,
+            request_headers: &self.load_request.headers,
             status: head.status,
             headers: &head.headers,
             body,
@@ -75,10 +76,6 @@ impl ResponseCommit {
             delay: self.delay,
             now: self.now,
         };
-        if is_encoded_by_chance(&self.load_request.headers, &head.headers) {
-            observe::log_decision("not shared", &Rule::Coding);
-            return Err(Rule::Coding);
-        }
         let mut candidate = match classify(&exchange, &ResponseRules::of(&self.policy)) {
             Verdict::Private(rule) => {
                 observe::log_decision("not shared", &rule);

@@ -13,7 +13,7 @@ use crate::http_rules::fields::date;
 use crate::http_rules::request::{ConsideredRequest, consider, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
-use crate::http_rules::vary::{Vary, is_encoded_by_chance};
+use crate::http_rules::vary::Vary;
 use crate::key::CacheKey;
 
 /// Explains whether a policy stores a response to a request, for how long, and why.
@@ -51,6 +51,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         method: request.method(),
         target: target.as_ref(),
         demands: &considered.demands,
+        request_headers: request.headers(),
         status: response.status(),
         headers,
         body: SizeHint::default(),
@@ -66,9 +67,6 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         max_body: usize::MAX,
     };
     let decision = |rule| Decision::of(rule, Some(considered.key.clone()));
-    if is_encoded_by_chance(request.headers(), headers) {
-        return decision(Rule::Coding);
-    }
     match classify(&exchange, &rules) {
         Verdict::Private(rule) => decision(rule),
         Verdict::ShareOnly { rule, vary, .. } => {

@@ -164,7 +164,7 @@ pub(crate) struct StoredResponse {
 impl StoredResponse {
     /// Takes the storable parts of a response that arrived at `now` on the wall clock, with its whole body.
     pub(crate) fn new(head: &Parts, now: SystemTime, body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        let headers = Self::storable_headers(head, now, (trailers.is_none()).then_some(body.len() as u64));
+        let headers = Self::storable_headers(head, now, trailers.is_none().then_some(body.len() as u64));
         let trailers = trailers.map(Box::new);
         Self { status: head.status, version: head.version, headers, body, trailers }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt as _;
 use http::response::Parts;
-use http::{Method, Response, StatusCode, Uri};
+use http::{HeaderMap, Method, Response, StatusCode, Uri};
 use http_body::SizeHint;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -176,12 +176,23 @@ async fn update_by_head(
         has_cookie: demands.has_cookie,
         ..RequestDemands::default()
     };
+    let request_headers = &HeaderMap::new();
     let verdict_on = |status, headers| {
         let (method, target, delay) = (&Method::GET, None, sent_at.elapsed());
         // The stored body is whole.
         let body = SizeHint::with_exact(body.len() as u64);
-        let exchange =
-            RequestResponse { method, target, demands, status, headers, body, do_not_store, delay, now };
+        let exchange = RequestResponse {
+            method,
+            target,
+            demands,
+            request_headers,
+            status,
+            headers,
+            body,
+            do_not_store,
+            delay,
+            now,
+        };
         classify(&exchange, &rules)
     };
     let invalidate = || send_invalidation(guard, guard.invalidation().key(key.cache_key(&state.namespace)));

@@ -18,7 +18,7 @@ use super::key::of_same_origin;
 use super::request::RequestDemands;
 use super::request_settings::{CacheScope, CredentialRule};
 use super::settings::{HttpPolicy, ResponseRules};
-use super::vary::Vary;
+use super::vary::{Vary, is_encoded_by_chance};
 
 /// Marks a response that only the requesting client may receive.
 ///
@@ -45,6 +45,8 @@ pub(crate) struct RequestResponse<'a> {
     /// The absolute target URI, if known: the response to a POST may represent it.
     pub(crate) target: Option<&'a Uri>,
     pub(crate) demands: &'a RequestDemands,
+    /// The headers of the request.
+    pub(crate) request_headers: &'a HeaderMap,
     pub(crate) status: StatusCode,
     pub(crate) headers: &'a HeaderMap,
     /// The known bounds of the body's length, even if no header states it: for a handler's body the server adds the
@@ -122,6 +124,9 @@ impl StoreDecision {
 ///
 /// The rules that forbid reuse are checked first: even coalescing without storing passes one user's response to others.
 pub(crate) fn classify(exchange: &RequestResponse<'_>, rules: &ResponseRules) -> Verdict {
+    if is_encoded_by_chance(exchange.request_headers, exchange.headers) {
+        return Verdict::Private(Rule::Coding);
+    }
     let directives = Directives::of(exchange.headers, &rules.http);
     let response = ClassifiedResponse { exchange, rules, http: &rules.http, directives };
     let forbidden = response.forbidden_by_directives().or_else(|| response.forbidden_by_fields());

@@ -211,6 +211,7 @@ impl Cache {
             method: request.method(),
             target,
             demands,
+            request_headers: request.headers(),
             status: StatusCode::from_u16(response.0).unwrap(),
             headers: &response.1,
             body: SizeHint::default(),
