@@ -180,16 +180,13 @@ def in_front(results):
     for other, label in (("bare", "the service alone"), ("nginx", "nginx")):
         ratios = [f"{cells['memory', *column]['us'] / cells[other, *column]['us']:.2f}" for column in columns]
         lines.append(f"| processor time from memory / {label} | " + " | ".join(ratios) + " |")
-    about = f"""One hot response with eight headers, requested by `wrk` over {CONNECTIONS_IN_FRONT} connections. On one core, with `wrk` on the other; or all on {data['cores']} cores,
+    about = f"""One hot response with eight headers, requested by `wrk` over {data['connections']} connections. On one core, with `wrk` on the other; or all on {data['cores']} cores,
 in turn, medians of five rounds. The processor time is that of all processes of a side, without `wrk` and Redis. nginx {data['nginx']} and Varnish {data['varnish']} are Debian's,
 {data['date']}."""
     note = """From Redis, requests that come at the same moment share one read, and one thread then writes their answers together. A cache in front is a process and a hop of its own, and keeps its own copies: on each replica's machine, or as a tier that all requests pass. nginx has one load per
 key and machine (`proxy_cache_lock`), and Varnish coalesces too; neither has one load per fleet, and a purge reaches one machine. Neither wraps a loader or a REST client. Both serve every
 service of whatever language, take the load of static files and TLS off it, and survive its restart."""
     return "\n\n".join(["## In front of the service, or inside it", wrap(about), "\n".join(lines), wrap(note)])
-
-
-CONNECTIONS_IN_FRONT = 64
 
 
 def participants(results):
