@@ -181,7 +181,7 @@ COMPARE_RUN = COMPARE_TOOLS=$(COMPARE) PYTHONDONTWRITEBYTECODE=1 $(COMPARE)/rele
 
 compare: compare-build
 	ONLY=$(ONLY) SCENARIO=$(SCENARIO) $(COMPARE_RUN) run
-	$(MAKE) compare-in-front
+	$(if $(ONLY)$(SCENARIO),,$(MAKE) compare-in-front)
 	compare/page
 
 # The layer beside nginx and Varnish.
@@ -232,40 +232,33 @@ fuzz:
 	cargo +nightly fuzz run exchange fuzz/corpus/exchange tests/corpus/exchange -- -max_total_time=$${FUZZ_SECONDS:-600}
 	cargo +nightly fuzz run readers fuzz/corpus/readers tests/corpus/readers -- -max_total_time=$${FUZZ_SECONDS:-600}
 
+# Installs a program that is missing: $(call install,how it is found,its name,its package of apt,its package of brew,what follows apt). The
+# last two may be empty.
+define install
+	@PATH=$$PATH:/usr/sbin; $(1) && exit 0; \
+	echo "$(2) is missing: installing it"; \
+	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
+	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y $(3)$(if $(5), && { $(5); }); \
+	$(if $(4),elif command -v brew >/dev/null; then brew install $(4);) \
+	else echo "no apt-get$(if $(4), and no brew) here: install $(2) by hand" >&2; exit 1; fi
+endef
+has = command -v $(1) >/dev/null
+# Debian starts a server where there is systemd. The tests start their own.
+stop = $$sudo systemctl disable --now $(1) >/dev/null 2>&1 || true
+
 # The tests start private servers; only the program must be installed.
 redis:
-	@command -v redis-server >/dev/null && exit 0; \
-	echo "redis-server is missing: installing it"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y redis-server; \
-	elif command -v brew >/dev/null; then brew install redis; \
-	else echo "no apt-get and no brew here: install redis-server by hand" >&2; exit 1; fi
+	$(call install,$(call has,redis-server),redis-server,redis-server,redis)
 
 # A group of the fleet bench and one of the local bench send their requests with wrk.
 wrk:
-	@command -v wrk >/dev/null && exit 0; \
-	echo "wrk is missing: installing it"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y wrk; \
-	elif command -v brew >/dev/null; then brew install wrk; \
-	else echo "no apt-get and no brew here: install wrk by hand" >&2; exit 1; fi
+	$(call install,$(call has,wrk),wrk,wrk,wrk)
 
-# Debian starts both where there is systemd, so they are stopped: the comparison starts its own.
 proxies:
-	@PATH=$$PATH:/usr/sbin; command -v nginx >/dev/null && command -v varnishd >/dev/null && exit 0; \
-	echo "nginx or varnishd is missing: installing them"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then \
-	$$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends nginx-light varnish && \
-	{ $$sudo systemctl disable --now nginx varnish varnishncsa >/dev/null 2>&1 || true; }; \
-	else echo "no apt-get here: install nginx and varnish by hand" >&2; exit 1; fi
+	$(call install,$(call has,nginx) && $(call has,varnishd),nginx or varnishd,--no-install-recommends nginx-light varnish,,$(call stop,nginx varnish varnishncsa))
 
 valgrind:
-	@command -v valgrind >/dev/null && exit 0; \
-	echo "valgrind is missing: installing it"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y valgrind; \
-	else echo "no apt-get here: install valgrind by hand" >&2; exit 1; fi
+	$(call install,$(call has,valgrind),valgrind,valgrind)
 
 # Tests drop packets in a network namespace, as root or in a user namespace. Where neither is allowed, those tests print NOT RUN;
 # with CI set they fail.
@@ -275,36 +268,17 @@ firewall:
 	if command -v apt-get >/dev/null; then \
 	echo "nft or ip is missing: installing them"; $$sudo apt-get update && $$sudo apt-get install -y nftables iproute2; fi
 
-# Debian's package has promtool, too, and starts a server where there is systemd, which is stopped: the test starts one of its own.
+# Debian's package has promtool, too.
 prometheus:
-	@command -v prometheus >/dev/null && command -v promtool >/dev/null && exit 0; \
-	echo "prometheus or promtool is missing: installing them"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then \
-	$$sudo apt-get update && $$sudo apt-get install -y --no-install-recommends prometheus && \
-	{ $$sudo systemctl disable --now prometheus >/dev/null 2>&1 || true; }; \
-	elif command -v brew >/dev/null; then brew install prometheus; \
-	else echo "no apt-get and no brew here: install prometheus, with promtool, by hand" >&2; exit 1; fi
+	$(call install,$(call has,prometheus) && $(call has,promtool),prometheus or promtool,--no-install-recommends prometheus,prometheus,$(call stop,prometheus))
 
 # The names that tests/lab/browser.py looks for.
+BROWSERS = chromium chromium-browser google-chrome google-chrome-stable
 chromium:
-	@for name in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$name >/dev/null && exit 0; done; \
-	echo "Chromium is missing: installing it"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y chromium; \
-	else echo "no apt-get here: install Chromium or Chrome by hand, so that \`chromium\` or \`google-chrome\` runs it" >&2; exit 1; fi
+	$(call install,{ false$(foreach name,$(BROWSERS), || $(call has,$(name))); },Chromium or Chrome ($(BROWSERS)),chromium)
 
 python:
-	@command -v python3 >/dev/null && python3 -m pip --version >/dev/null 2>&1 && exit 0; \
-	echo "python3 or its pip is missing: installing them"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y python3-pip; \
-	else echo "no apt-get here: install python3 with pip by hand" >&2; exit 1; fi
+	$(call install,$(call has,python3) && python3 -m pip --version >/dev/null 2>&1,python3 or its pip,python3-pip)
 
 node:
-	@command -v node >/dev/null && command -v npm >/dev/null && exit 0; \
-	echo "node or npm is missing: installing them"; \
-	if [ "$$(id -u)" = 0 ]; then sudo=; else sudo=sudo; fi; \
-	if command -v apt-get >/dev/null; then $$sudo apt-get update && $$sudo apt-get install -y nodejs npm; \
-	elif command -v brew >/dev/null; then brew install node; \
-	else echo "no apt-get and no brew here: install node and npm by hand" >&2; exit 1; fi
+	$(call install,$(call has,node) && $(call has,npm),node or npm,nodejs npm,node)
