@@ -98,7 +98,7 @@ metrics! {
     Counter takeovers_total(policy) "Loads that went on with another caller's loader after the first one vanished.";
     Counter unshareable_total(policy) "Values that could not be shared: too long, or not encodable. Each caller loads them for itself.";
     Counter audits_total(policy, result) "Hits whose value was compared with the origin's: match, differs, failed.";
-    Counter store_errors_total() "Commands that failed, or whose answer did not come in time.";
+    Counter store_errors_total() "Commands that failed, or were not answered in time.";
     Counter unreadable_total() "Stored bytes that were no readable entry.";
     Counter invalidations_total() "Confirmed invalidations.";
     Counter invalidations_unconfirmed_total() "Invalidations that were not confirmed in time, or before their caller gave up.";

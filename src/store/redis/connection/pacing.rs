@@ -67,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    /// The sizes of the batches in which this many callers, whose replies arrive together, send their next commands.
+    /// This many callers get their replies together: the sizes of the batches in which they send their next commands.
     async fn batches_of(callers: usize) -> Vec<usize> {
         let (pacing, replies) = (Arc::new(Pacing::default()), watch::Sender::new(()));
         let (sends, mut sent) = mpsc::unbounded_channel();
