@@ -15,7 +15,7 @@ use crate::key::Key;
 use crate::loader::LoadResult;
 use crate::observe::GuardCount;
 use crate::policy::Policy;
-use crate::read_through::acquire::{AcquireOutcome, AcquireRequest, contend};
+use crate::read_through::lease::{AcquireOutcome, AcquireRequest, contend};
 use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::StoredEntry;

@@ -18,10 +18,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{Instrument as _, Span};
 
-use super::acquire::{AcquireOutcome, AcquireRequest, contend};
 use super::batch::{Attempt, BatchShare};
 use super::call::{Call, CallState};
-use super::lease::{Lease, LeaseEvent};
+use super::lease::{AcquireOutcome, AcquireRequest, Lease, LeaseEvent, contend};
 use super::permits::{Admitted, admit, log_uncapped};
 use crate::error::{Error, Failure};
 use crate::flight::SentAt;

@@ -14,7 +14,7 @@
 //!
 //! [`answer`] takes a caller with a loader through all steps. `call` is the caller's state. `look_up` is step 2, and `read` is its read of
 //! the store. `miss` is step 3 and the caller's wait for step 8; it also starts background refreshes. Steps 4 to 7 run in the flight's
-//! own task, `flight_task`, which also has step 6; `acquire` is the loop of steps 4 and 5, `lease` the held lease, and `commit` step 7.
+//! own task, `flight_task`, which also has step 6; `lease` has the loop of steps 4 and 5, and `commit` step 7.
 //! `batch` joins the loads of one caller's many keys. `outside` has the loads outside the protocol: those of one caller alone, trials and
 //! audits.
 //!
@@ -22,7 +22,6 @@
 //! it alone (`run_alone`). A caller whose process has a flight for the key joins it without a look-up (3 before 2): the flight
 //! began with a look-up that found nothing, and joining saves one read per request.
 
-pub(crate) mod acquire;
 pub(crate) mod batch;
 pub(crate) mod call;
 pub(crate) mod commit;

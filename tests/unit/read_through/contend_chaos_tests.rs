@@ -1,7 +1,7 @@
 //! How a flight's attempt to get the lease treats commands that fail, on a store with injected faults.
 
 use super::*;
-use crate::read_through::acquire::UNUSABLE_LIMIT;
+use crate::read_through::lease::UNUSABLE_LIMIT;
 use crate::testing::{ChaosStore, Fault};
 
 /// Otherwise a flight would never end if another program keeps writing unreadable values under the key.

@@ -9,7 +9,6 @@ use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::silent;
-use super::pacing::Pacing;
 use super::{LiveConnection, Loss, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
