@@ -50,7 +50,7 @@ pub enum ErrorKind {
     InvalidKey,
     /// Settings contradict each other or are out of range.
     InvalidPolicy,
-    /// The address is not the address of a server.
+    /// The address is malformed, or names a kind of server that is not supported.
     InvalidAddress,
     /// The store could not be reached, or refused a command.
     Store,

@@ -159,7 +159,7 @@ impl<L, O: Clone> Flight<L, O> {
         }
     }
 
-    /// Calls `see` with the loader of each caller that waits, under the locks.
+    /// Calls `see` with the loader of each caller that waits, while the flight and that loader are locked.
     pub(crate) fn each_loader(&self, see: impl Fn(&L)) {
         for slot in &lock(&self.state).all {
             if let Some(loader) = &*lock(&slot.loader) {

@@ -53,7 +53,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidAddress`] if this is not the address of a server.
+    /// [`ErrorKind::InvalidAddress`] if the address is malformed, or names a kind of server that is not supported.
     ///
     /// # Examples
     ///

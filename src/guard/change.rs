@@ -160,7 +160,7 @@ impl Change {
         self.failed("not confirmed yet", error)
     }
 
-    /// The error of a change that the store has made, but whose announcement has not reached all other processes.
+    /// The error of a change that the store has made, if its announcement failed: other processes may still serve older copies.
     fn unannounced(&self, error: StoreError) -> Error {
         self.failed("not announced yet to the other processes", error)
     }

@@ -151,7 +151,7 @@ fn shared<T: Serialize + DeserializeOwned + 'static>(
         }
         Err(error) => {
             warn_not_coded(call, &error, type_name::<T>());
-            // No marker is stored: callers with another type may be able to share their values.
+            // No marker is stored: callers that load another type under this key may be able to share their values.
             LoadResult::Uncacheable { unstored: Unstored::OfResource, mark: false }
         }
     }

@@ -131,7 +131,7 @@ setters! {
     /// Whether each response has an [`AnswerInfo`](crate::AnswerInfo) among its extensions, for a layer outside of the guard: the
     /// content of `Cache-Status`, as a value. Its `age` counts from when the guard stored the response, in contrast to the header
     /// `Age`, which counts from the origin. A response to an upgrade, or of a guard with
-    /// [`shadow`](crate::PolicyBuilder::shadow), has none. Defaults to no: it takes a tenth of the time of a hit from memory.
+    /// [`shadow`](crate::PolicyBuilder::shadow), has none. Defaults to no, because it makes a hit from memory a tenth slower.
     ///
     /// # Examples
     ///

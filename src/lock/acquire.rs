@@ -18,7 +18,7 @@ use crate::store::{KeyspaceAnswer, MutexTaken, StoreErrorKind, Take, Taken, Toke
 
 /// While grants may get lost, the first waiter of a process sends a TAKE at least this often.
 const UNSURE_WAIT: Duration = Duration::from_millis(500);
-/// How often a TAKE is sent while the holder does not expire: a foreign holder announces no release.
+/// How often a TAKE is sent if the holder has no time to live: a foreign client may release the lock without an announcement.
 const ENDLESS_WAIT: Duration = Duration::from_secs(1);
 /// Waiters that may all have missed a message spread their TAKEs over this time.
 const SPREAD: Duration = Duration::from_millis(50);

@@ -81,7 +81,8 @@ impl HoldLease {
 }
 
 impl<T: LockTarget> HoldState<T> {
-    /// What remains of the lease; `None` if it does not expire. Zero once it has ended, or the lock was released or lost.
+    /// What remains of the lease; `None` if the lock has no time to live. Zero once the lease has ended, or the lock was released or
+    /// lost.
     pub(super) fn remaining(&self) -> Option<Duration> {
         if let Some(hints) = self.waiter.notified().now_or_never() {
             self.note(&hints);
@@ -399,7 +400,7 @@ async fn renew<T: LockTarget>(hold_state: Arc<HoldState<T>>) {
 /// of a broken connection after those of its successor.
 const LATE_TAKE: Duration = Duration::from_millis(300);
 
-/// For how long one release is retried at most, also if the lock does not expire or lasts longer.
+/// For how long one release is retried at most, also if the lock has no time to live or a longer one.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// One release in the background.

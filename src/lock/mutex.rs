@@ -146,7 +146,7 @@ impl Mutex {
     }
 
     /// The remaining time to live of the present holder, in any process, as the store says; `None` if the lock is
-    /// free, `Duration::MAX` if it does not expire.
+    /// free, `Duration::MAX` if the holder has no time to live.
     ///
     /// # Errors
     ///
@@ -568,7 +568,8 @@ impl Held {
     }
 
     /// The remaining time to live, by this process's monotonic clock: measured from the moment the granting command
-    /// was sent, less 1 % and 2 ms. Zero once it has ended or the mutex was unlocked or lost; `None` if it does not expire.
+    /// was sent, less 1 % and 2 ms. Zero once that time has ended or the mutex was unlocked or lost; `None` if the mutex has no time
+    /// to live.
     pub fn remaining(&self) -> Option<Duration> {
         self.hold_state.remaining()
     }

@@ -229,7 +229,7 @@ setters! { PolicyBuilder:
     /// Over HTTP, for responses that do not set this. Defaults to zero.
     stale_if_error(window: Duration => policy.stale_if_error);
 
-    /// How long the fleet does not load again after a failed load for which a stale value stood in. It ends at the latest when the
+    /// How long the fleet does not load again after a failed load for which a stale value stood in. It ends early if the
     /// stale value may no longer be served. Over HTTP, a longer `Retry-After` of the failure counts instead, up to sixty times this
     /// time. (After a panic the next caller's loader runs, because the panic may concern the first loader only.) Defaults to 5 s.
     back_off(back_off: Duration => policy.back_off);

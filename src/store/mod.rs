@@ -220,7 +220,7 @@ commands! {
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
     tag_ids(tags: &[Key], life: Duration) -> Vec<u64> = Command::TagIds(tags.to_vec(), life);
 
-    /// Waits until `replicas` replicas have this node's writes to `key`; answers how many have them when `within` ends at the latest.
+    /// Waits, for `within` at most, until `replicas` replicas have this node's writes to `key`; answers how many have them then.
     replicated(key: &Key, replicas: u32) -> u32 = Command::Replicated(key.clone(), replicas);
 
     /// TAKE: gets the mutex, if it is free and no waiter is before this token, or if this token holds it already; else, if

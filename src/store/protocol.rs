@@ -148,7 +148,7 @@ debug_as!(self: Token => "Token(..)");
 pub(crate) struct LockName {
     /// The mutex's own key, as foreign clients see it; for a semaphore, the key of its holders.
     pub(crate) key: Arc<str>,
-    /// The text between the braces of all other keys of this lock, so that they share its slot.
+    /// The text between the braces of this lock's other keys, so that they share the slot of `key`.
     pub(crate) tag: Arc<str>,
 }
 
@@ -322,7 +322,7 @@ pub(crate) struct Fail<'a> {
 pub(crate) enum OlderEntry {
     Stays,
     Ends,
-    /// A marker with this lifetime replaces the entry, or is stored where there is none.
+    /// This marker, with this lifetime, replaces the entry; it is also stored where there is no entry.
     Marked(Bytes, Duration),
 }
 
@@ -414,7 +414,7 @@ pub(crate) struct MutexTaken {
 pub(crate) enum Taken {
     /// This token holds the mutex.
     Granted { fence: u64 },
-    /// Another token holds it, for `remaining` more; `None` if it never expires.
+    /// Another token holds the mutex, for `remaining` more; `None` if that token has no time to live.
     Busy { remaining: Option<Duration> },
 }
 

@@ -193,7 +193,7 @@ impl LockWaiter {
         self.in_line(|line| line.is_first(&self.waiter)).unwrap_or_default()
     }
 
-    /// When this waiter must act by the clock, and how. It wants the lock for `ttl`, and would send a take at `own` without the others.
+    /// When this waiter must act by the clock, and how. It wants the lock for `ttl`. If it waited alone, it would send a take at `own`.
     pub(crate) fn watch(&self, own: Instant, ttl: Option<Duration>) -> ClockRole {
         let watched = self.in_line(|line| {
             line.hurry(ttl);
@@ -275,7 +275,7 @@ pub(crate) struct WaitLine {
     /// does anything, so the others wait for it only once.
     silent: Vec<Arc<RegisteredLockWaiter>>,
     known: Option<KnownHolder>,
-    /// When the first waiter sends its next take at the latest.
+    /// The latest moment at which the first waiter sends its next take.
     due: Option<Instant>,
     /// Until when the first waiter may wait for the answer to its take.
     answer: Option<Instant>,
@@ -344,7 +344,7 @@ impl WaitLine {
         }
     }
 
-    /// When `waiter` must act by the clock, and how. It would send a take at `own` without the others.
+    /// When `waiter` must act by the clock, and how. If it waited alone, it would send a take at `own`.
     fn watch(&mut self, waiter: &Arc<RegisteredLockWaiter>, own: Instant) -> (ClockRole, Option<Wake>) {
         let now = Instant::now();
         if self.is_first(waiter) {
@@ -396,7 +396,7 @@ impl WaitLine {
         true
     }
 
-    /// Sets when the first sends its next take at the latest. Returns the waiters to wake: all others, if they sleep for longer than
+    /// Sets the latest moment of the first waiter's next take. Returns the waiters to wake: all others, if they sleep for longer than
     /// they may if the first is silent. A small difference wakes none, so they are woken at most a few times per `patience`.
     fn expect(&mut self, due: Instant) -> Option<Wake> {
         self.due = Some(due);

@@ -167,7 +167,7 @@ impl Origin {
         self.shared.changed.notify_waiters();
     }
 
-    /// Changes the resource: increments its version and returns the new version. Afterwards a service would invalidate the key.
+    /// Changes the resource: increments its version and returns the new version. Does not invalidate the key, as a service would.
     pub fn change(&self, key: impl fmt::Display) -> u64 {
         self.resource(key, |resource| {
             resource.version += 1;

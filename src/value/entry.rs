@@ -222,7 +222,7 @@ impl Entry {
         let expiry = Expiry { fresh_until, stale_until, error_until, retry_at, load_ms: fields.get_u32_le() };
         let tags_len = usize::from(fields.get_u16_le());
         let (compression, reserved) = (fields.get_u8(), fields.get_u8());
-        // On a 32-bit machine the lengths of damaged bytes may not add up.
+        // On a 32-bit machine the sum of the lengths overflows if damaged bytes state large ones.
         let length =
             key_len.checked_add(payload_len).and_then(|all| all.checked_add(validator_len + tags_len));
         if header[3] != 0 || reserved != 0 || length != Some(rest.len()) {
@@ -489,7 +489,8 @@ impl Expiry {
         Self { fresh_until: now, stale_until, ..self }
     }
 
-    /// The same times with a mark for the waiters. The mark does not affect how the value may be served.
+    /// The same times with a mark that tells the waiters whether the value is stored. The mark does not affect how the value may be
+    /// served.
     pub(crate) fn marked(self, storage: Storage) -> Self {
         let mark = Storage::MARKS.iter().find(|(_, of)| *of == storage);
         Self { retry_at: mark.map_or(self.retry_at, |(mark, _)| *mark), ..self }

@@ -13,7 +13,7 @@ use super::world::{Running, World, cache_key};
 type Name = (&'static str, u8);
 
 impl World {
-    /// The call asks for all keys, beginning with its own.
+    /// The call asks for all keys, beginning with `call.key`.
     pub(super) async fn work_many(self: &Arc<Self>, node: &Arc<Node>, call: Call) {
         let (began, id) = (Instant::now(), node.id);
         let keys: Vec<u8> = (0..self.plan.keys).map(|n| (n + call.key) % self.plan.keys).collect();

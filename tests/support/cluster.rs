@@ -217,7 +217,7 @@ pub(crate) fn master_of(slot: u16) -> usize {
     usize::from(slot / (SLOTS / 3)).min(2)
 }
 
-/// The first and the last slot of one of the three masters.
+/// The first and the last slot of this master, which is one of the three.
 fn share(master: usize) -> (u16, u16) {
     let third = SLOTS / 3;
     let first = third * master as u16;

@@ -232,7 +232,7 @@ impl KeyRecord {
     }
 }
 
-/// The overhead of an [`ExpiringMap`] per value, beside its bytes and its two copies of the name.
+/// The overhead of each value in an [`ExpiringMap`], beside the value's bytes and the two copies of the value's name.
 pub(super) const AROUND: usize = 320;
 
 pub(super) struct ExpiringMap<V> {

@@ -194,7 +194,7 @@ impl Keyspace {
                 }
             }
         }
-        // The lock of the state is free: the task takes it under its own.
+        // The state is not locked here: `start` calls this closure under the task's lock, and the closure locks the state.
         self.task.start(self, |task| {
             self.state().refused = None;
             let serving = serve(
@@ -250,7 +250,7 @@ impl TaskRef<Keyspace> {
         (!ends).then_some(())
     }
 
-    /// Records that the server announces these keys, and wakes the waiters that may have missed an
+    /// Records that from now on the server announces these keys, and wakes the waiters that may have missed an earlier
     /// announcement.
     fn confirm(&self, keys: &[Arc<str>]) -> Option<()> {
         let again = self.with_state(|keyspace, state| {

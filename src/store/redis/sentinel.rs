@@ -40,7 +40,7 @@ type Build = Arc<dyn Fn(&Credentials) -> RedisResult<SentinelClient> + Send + Sy
 pub(crate) enum SentinelClients {
     /// The client that the caller made, with its own credentials. Shared, because it cannot be cloned.
     Own(Arc<tokio::sync::Mutex<PresentClient>>),
-    /// A new client each time the provider's credentials have changed: a client cannot change its own.
+    /// A new client each time the provider's credentials have changed: a client cannot change its credentials.
     Built(Build),
 }
 

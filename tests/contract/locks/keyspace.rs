@@ -41,7 +41,7 @@ impl Asker {
     }
 }
 
-/// S0.11, S0.13, C.8: this holds for each command by which a foreign client may free the mutex.
+/// S0.11, S0.13, C.8: waiters are notified after each command by which a foreign client may free the mutex.
 #[tokio::test]
 async fn waiters_are_notified_of_a_mutex_that_a_foreign_client_frees() {
     let server = RedisServer::start();

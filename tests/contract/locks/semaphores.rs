@@ -93,7 +93,7 @@ async fn a_late_take_of_a_holder_takes_nothing(world: &World) {
     assert_eq!(holder.free_permit().await, PermitFreed { was_held: true, available: 2 });
 }
 
-/// S4.2: across nodes, in the order of the takes.
+/// S4.2: permits are granted in the order of the takes, also across nodes.
 async fn permits_are_served_first_come_first(world: &World) {
     let mut nodes = Vec::new();
     for _ in 0..4 {

@@ -141,7 +141,7 @@ async fn a_log_of_foreign_data_is_left_alone(world: &World) {
     }
 }
 
-/// This holds also with a registry and members. The other cases show that the minimal user's rights are enough.
+/// One command is enough even with a registry and members. The other cases show that the minimal user's rights are enough.
 #[tokio::test]
 async fn a_change_and_its_announcement_are_one_command() {
     let world = World::redis();

@@ -47,7 +47,7 @@ fn slow(parts: Vec<String>) -> Boxed {
     StreamBody::new(parts).boxed_unsync()
 }
 
-/// The paths of `resources`, each with its own kind of answer. Each answer contains the number of the call.
+/// The paths of `resources`, each with its own kind of answer. Each answer contains the number of calls so far.
 const KINDS: [&str; 8] =
     ["/shared", "/cookie", "/sometimes", "/failing", "/broken", "/long", "/error", "/panicking"];
 
@@ -75,7 +75,7 @@ fn resources() -> Inner {
     })
 }
 
-/// A client that may leave at any poll, and reads all or nothing. Returns the number of the call if the answer is
+/// A client that may leave at any poll, and reads all or nothing. Returns the number in the answer if the answer is
 /// unshareable.
 async fn client(
     shop: Shop,

@@ -21,7 +21,7 @@ fn opened() -> HttpPolicy {
     HttpPolicy::default().share_authorized(true).share_cookies(true)
 }
 
-/// Answers with the request's user, and the number of the call.
+/// Answers the `n`th call with the request's user and `n`.
 fn personal(control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let (user, session) = (sent(request, "authorization"), sent(request, "cookie"));

@@ -11,7 +11,7 @@ use super::kit::{
 
 const TAG: &str = "\"a\"";
 
-/// Answers GETs with the number of the call, and HEADs with these headers.
+/// Answers GETs with the number of calls so far, and HEADs with these headers.
 fn origin(status: u16, of_head: &'static [(&'static str, &'static str)]) -> Inner {
     Inner::with(move |n, request| {
         Ok(match *request.method() {

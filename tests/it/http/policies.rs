@@ -21,7 +21,7 @@ fn shops(inner: &Inner) -> [Shop; 3] {
     guards().map(|guard| guard.layer(inner.clone()))
 }
 
-/// Answers with the request's user, and the number of the call.
+/// Answers the `n`th call with the request's user and `n`.
 fn personal(headers: &'static [(&'static str, &'static str)]) -> Inner {
     Inner::with(move |n, request| Ok(respond(200, headers, whole(format!("{}{n}", sent(request, "cookie"))))))
 }

@@ -123,7 +123,7 @@ async fn readiness_is_polled_on_the_clone_that_is_called() {
     assert_eq!(ask(&shop, request("HEAD", "/c", &[])).await.text(), "4");
 }
 
-/// Such a request has not reached the origin, so the origin cannot have applied it.
+/// A request that was never sent has not reached the origin, so the origin cannot have applied it.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_request_that_was_never_sent_invalidates_nothing() {
     let (inner, guard) = (Inner::numbered(|_| ()), guard());

@@ -97,7 +97,7 @@ async fn a_waiter_receives_no_freshness_that_the_response_lacks() {
     }
 }
 
-/// Regression: each of these responses said `stored`, and each request loaded again.
+/// Regression: the responses that can not be stored said `stored` nevertheless, and each request loaded them again.
 #[tokio::test(start_paused = true)]
 async fn a_response_that_can_not_be_stored_is_not_reported_as_stored() {
     let long: &'static str = "x".repeat(60_000).leak();

@@ -131,7 +131,7 @@ impl Form {
         }
     }
 
-    /// Sends a request. Returns the text of the response, and the guard's remark about it.
+    /// Sends a request. Returns the text of the response, and what the guard says about the response in `Cache-Status`.
     async fn ask(&self, request: reqwest::Request) -> (String, String) {
         let response = self.send(request).await.unwrap();
         let status = response.headers()[header::CACHE_STATUS].to_str().unwrap();

@@ -9,7 +9,7 @@ use super::kit::{
     settle, shop, shop_with, whole,
 };
 
-/// Answers GETs with the number of the call, and all other methods with this status and these headers.
+/// Answers GETs with the number of calls so far, and all other methods with this status and these headers.
 fn origin(status: u16, headers: &'static [(&'static str, &'static str)]) -> Inner {
     Inner::with(move |n, request| {
         Ok(match *request.method() {

@@ -16,7 +16,7 @@ pub(super) fn in_language(language: &str) -> Req {
     request("GET", "/", &[("accept-language", language)])
 }
 
-/// Answers with the request's `Accept-Language` and the number of the call.
+/// Answers the `n`th call with the request's `Accept-Language` and `n`.
 fn speaking(status: u16, control: &'static str) -> Inner {
     Inner::with(move |n, request| {
         let headers = [("vary", "Accept-Language"), ("cache-control", control)];

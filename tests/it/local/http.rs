@@ -18,7 +18,7 @@ use super::{keeping, replicas};
 
 type Body = Full<Bytes>;
 
-/// A service that counts its calls for each language, and answers with the number of the call.
+/// A service that answers its `n`th call with `n` and the request's language.
 #[derive(Clone, Default)]
 struct Counting(Arc<AtomicU32>);
 

@@ -177,7 +177,7 @@ async fn loads_go_on_while_the_server_loads_its_dump() {
     patient.is_cured().await;
 }
 
-/// R20: open connections continue to work, new ones are refused, and loads continue without those.
+/// R20: open connections continue to work, new connections are refused, and loads continue without the refused ones.
 #[tokio::test]
 async fn loads_go_on_while_the_server_has_no_room_for_connections() {
     let mut patient = Patient::started().await;

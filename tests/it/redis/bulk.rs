@@ -57,7 +57,7 @@ async fn a_warm_up_of_thousands_of_keys_by_several_nodes_stores_each_once() {
     at_once(&server, KEYS, async |guard, loads| by_a_warm_up(guard, KEYS, loads).await).await;
 }
 
-/// The server hangs when the loads end. No call may wait for the command timeout of each of its values.
+/// The server hangs when the loads end. A call must not wait for one command timeout after another, once for each of its values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_hangs_under_thousands_of_keys_costs_a_bounded_time() {
     const KEYS: u64 = 5_000;

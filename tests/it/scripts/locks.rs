@@ -112,7 +112,7 @@ async fn waiters_behind_a_connection_that_breaks_anywhere_leave_nothing() {
     broken_at_every_byte(&["-- REPAIR", "-- WAITING", "-- LEAVE"], async |server, number, at| {
         let stage = Stage::new(server, number, at, policy()).await;
         let [_, sound] = stage.mutexes();
-        // The inbox is not open yet, so the process asks about its waiters when it is.
+        // The inbox is not open yet. Once it is open, the process asks about its waiters.
         let short_timeout =
             Locks::builder(server.breaking()).command_timeout(ms(400)).build().expect("valid");
         let breaks = short_timeout.mutex(&*stage.name).ttl(TTL).acquire_timeout(SOON).build().expect("valid");

@@ -22,8 +22,8 @@ const IN_A_SECOND: usize = 30;
 /// still for a tenth of a second costs two, which may happen at any time.
 const IN_TEN_SECONDS: usize = 8;
 
-/// For how long after its end a fault explains connections: a provider of credentials that has failed is called again after at most five
-/// seconds, and connections are opened at most half a second after that.
+/// For how long after its end a fault may be the cause of connections: a provider of credentials that has failed is called again after
+/// at most five seconds, and connections are opened at most half a second after that.
 const AFTER: Duration = Duration::from_secs(8);
 
 pub(super) fn no_storm(opened: &Opened, events: &[Event], incarnations: &[Incarnation]) -> Row {
@@ -85,7 +85,7 @@ fn connections_without_a_fault_are_a_storm_when_each_token_costs_some() {
     let each: Vec<_> = first.iter().copied().chain(at(2 * second, second * 7 / 10, 40)).collect();
     let broken = evaluate(each.clone(), &[]);
     assert!(broken.len() == 1 && broken[0].contains("15 in 10 s"), "{broken:?}");
-    // The same while the server is away, which explains them.
+    // The same connections are no storm while the server is away.
     let fault = Event { what: "", whom: None, from: 2 * second, until: 25 * second, loses_data: false };
     assert!(evaluate(each, &[fault]).is_empty());
     // Attempts to connect without pauses between them.

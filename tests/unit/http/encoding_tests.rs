@@ -275,7 +275,7 @@ fn numbered_names_come_back_and_are_not_spelled_out() {
         response.headers.get_mut(name).unwrap().set_sensitive(true);
         let back = decode(&response.bytes().unwrap()).unwrap();
         assert!(back.headers[name].is_sensitive(), "{name}");
-        // A process that does not know the number spells the name out. Both forms read the same.
+        // A process that does not know the number of this name spells the name out. Both forms decode to the same response.
         let spelled = forge(200, &[(name.as_str().as_bytes(), b"1")], None, b"x");
         assert_eq!(decode(&spelled), decode(&raw), "{name}");
     }

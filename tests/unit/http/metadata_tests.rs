@@ -143,7 +143,7 @@ fn a_response_is_fresh_no_longer_than_its_entry() {
     assert_eq!(jittered.lifetime, Duration::from_millis(57_250));
     let ended = meta.at(&entry(10_000), 20_000).1;
     assert_eq!(ended.lifetime, meta.age);
-    // The stale windows of an entry that was expired begin at the moment when that happened.
+    // `expire` has marked this entry stale. Until the response's lifetime has ended, the entry counts as stale since this moment.
     let mut expired = entry(0);
     expired.expiry.error_until = 30_000;
     assert_eq!(meta.at(&expired, 20_000).1.lifetime, Duration::from_millis(17_250));

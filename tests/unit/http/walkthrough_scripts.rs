@@ -20,7 +20,7 @@ enum Finds {
 /// Sends a request, and another one 3 s later. Returns the outcome of the later one.
 ///
 /// The origin answers the first request with `response`, and later ones with 304 if they have the validators
-/// of the first response, else with a 200.
+/// of the first response, else with 299.
 fn second(policy: HttpPolicy, first: Lines<'_>, response: (u16, Lines<'_>), then: Lines<'_>) -> Finds {
     let mut cache = Cache::new(policy);
     let mut reply = (response.0, headers(response.1), b"0123456789A".to_vec());

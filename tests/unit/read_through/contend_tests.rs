@@ -126,8 +126,8 @@ async fn a_fresh_value_ends_the_attempt_however_old() {
     assert!(is_value(&found), "{}", name(&found));
 }
 
-/// The store compares the bytes that the flight has seen with its own. Another version of the compressor makes different bytes of the same
-/// value, so the flight sends the bytes that it has read and does not compress again.
+/// The store compares the bytes that the flight has seen with the stored bytes. Another version of the compressor makes different bytes of
+/// the same value, so the flight sends the bytes that it has read and does not compress again.
 #[cfg(feature = "lz4")]
 #[tokio::test(start_paused = true)]
 async fn a_compressed_entry_that_was_seen_is_not_found_again() {

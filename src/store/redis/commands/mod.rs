@@ -170,8 +170,8 @@ impl Commands {
         }
     }
 
-    /// Whether a new connection for messages has to wait, because the connection for commands was lost and the next one may lead to
-    /// another server. In a cluster only while all are down: the connection for messages leads to any node there.
+    /// Whether a new connection for messages has to wait, because the connection for commands was lost and its successor may lead to
+    /// another server. In a cluster it waits only while all connections for commands are down, because it may lead to any node.
     pub(super) fn has_to_wait(&self) -> bool {
         self.down().is_some() || by_route!(&self.route, |server| server.is_reconnecting(), |_cluster| false)
     }

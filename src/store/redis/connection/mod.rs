@@ -212,7 +212,7 @@ impl Supervisor {
             // If the connection was opened during an outage and broke before it was stable, callers do not wait for the next
             // one: each would spend its budget on a server that accepts connections and breaks them.
             let waits = loss == Loss::Cut && (is_stable || slot.outage.is_none());
-            // From now on the commands of failing callers are not sent, so they cannot have run.
+            // A caller that gets this error from now on has not sent its command, so that command cannot have run.
             let why = StoreError { kind: StoreErrorKind::Unavailable, ..why.clone() };
             let is_news = slot.outage_log.is_news(&why);
             self.connector.outages.begin(&mut slot.outage);

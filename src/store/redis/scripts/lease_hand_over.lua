@@ -29,7 +29,8 @@ if ARGV[4] == '1' then
   gone[string.sub(ARGV[1], 1, 32)] = true
 end
 
--- Gives the lease to the waiter with this token; returns false if it was not given, or its message had no receiver.
+-- Gives the lease to the waiter with this token. Returns false if that waiter is passed over, or is known not to receive the message:
+-- the lease is then still to be given.
 local function give(token)
   local node = string.sub(token, 1, 32)
   if token == ARGV[1] or gone[node] then

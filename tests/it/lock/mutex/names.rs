@@ -107,7 +107,7 @@ async fn the_longest_key_is_handed_over() {
     }
 }
 
-/// S1.26: it reports the options, the key and, from the server, the token of the present holder.
+/// S1.26: a handle reports the options and the key; the server has the token of the present holder under that key.
 #[tokio::test]
 async fn a_handle_reports_its_configuration() {
     let server = RedisServer::start();

@@ -84,7 +84,7 @@ async fn an_unlock_while_a_wait_begins_is_not_missed() {
     assert!(waits[999] < AT_ONCE, "worst {:?}", waits[999]);
 }
 
-/// S0.10: this also holds if the waiter's node is still connecting, and receives no messages yet.
+/// S0.10: the waiter's node may still be connecting, and receive no messages yet.
 #[tokio::test]
 async fn an_unlock_before_the_waiter_has_subscribed_is_not_missed() {
     let server = RedisServer::start();

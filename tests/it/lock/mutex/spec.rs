@@ -44,7 +44,7 @@ fn is_refused<T: std::fmt::Debug>(result: Result<T, LockError>) {
     assert!(matches!(result, Err(LockError::AlreadyAcquired)), "{result:?}");
 }
 
-/// S1.8: this also holds after a lock and an unlock, and during and after `synchronize`.
+/// S1.8: `is_held` is also right after a lock and an unlock, and during and after `synchronize`.
 async fn a_handle_knows_whether_it_holds(stage: Stage) {
     let [a, b] = stage.handles();
     assert!(!a.is_held());

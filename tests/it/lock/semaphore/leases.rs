@@ -57,7 +57,7 @@ async fn a_permit_comes_back_when_its_lease_is_over(stage: Stage) {
     }
 }
 
-/// S4.16, S4.17: a waiter gets such a permit without a call by another client.
+/// S4.16, S4.17: when a permit's lease has ended, a waiter gets the permit without a call by another client.
 async fn a_waiter_gets_the_permit_when_its_lease_is_over(stage: Stage) {
     let [a, _] = stage.leased(1);
     let b = with(&stage.other, 1, |builder| builder);
@@ -85,7 +85,7 @@ async fn a_refresh_starts_the_lease_anew(stage: Stage) {
     is_stale(&held).await;
 }
 
-/// S3.20, S3.21: as in the book's tests of holders that were evicted.
+/// S3.20, S3.21: the book's tests of evicted holders check the same.
 async fn a_lost_permit_is_not_refreshed_and_not_released(stage: Stage) {
     let [a, b] = stage.leased(1);
     let mut lost = free(&a).await;
@@ -123,7 +123,7 @@ async fn a_late_release_adds_no_permit(stage: Stage) {
     assert_eq!((available(&a).await, a.capacity().await.expect("asks")), (2, 2), "never three");
 }
 
-/// S4.19: ten calls in two nodes try that at once.
+/// S4.19: two nodes together call `release_stale` ten times at once.
 async fn each_stale_permit_is_taken_back_once(stage: Stage) {
     let [a, b] = stage.leased(3);
     let held: [Permit; 3] = tokio::join!(free(&a), free(&b), free(&a)).into();

@@ -114,7 +114,7 @@ async fn a_wait_lasts_for_its_configured_time(stage: Stage) {
     assert!(next.waited() >= ms(400), "{:?}", next.waited());
 }
 
-/// S4.6, S4.24: this also holds for added permits, all of which had the same token in the earlier system.
+/// S4.6, S4.24: added permits have unique tokens, too. In the earlier system all added permits had the same token.
 async fn each_permit_has_a_unique_token(stage: Stage) {
     let [a, b] = stage.handles(1);
     for _ in 0..3 {

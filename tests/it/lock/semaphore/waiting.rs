@@ -39,7 +39,7 @@ async fn a_wait_is_one_command() {
     assert!((1..=1 + anew).contains(&(next.attempts() as usize)), "{}", next.attempts());
 }
 
-/// S4.12: this holds for waiters in every process, with a time limit or without one.
+/// S4.12: waiters in every process learn of the deletion, with a time limit or without one.
 #[tokio::test]
 async fn waiters_learn_that_the_semaphore_was_deleted() {
     let server = RedisServer::start();

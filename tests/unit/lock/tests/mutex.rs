@@ -78,7 +78,7 @@ async fn a_dropped_guard_unlocks_in_the_background() {
     assert!(!a.is_locked().await.expect("asks"));
 }
 
-/// S5.14: an orderly release is impossible then, but the drop of a guard must not panic.
+/// S5.14: outside a runtime an orderly release may be impossible, but the drop of a guard must not panic.
 #[test]
 fn a_guard_dropped_outside_a_runtime_does_not_panic() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
@@ -203,7 +203,7 @@ async fn remaining_is_the_stores_answer_about_any_holder() {
     assert!(guard.is_owned().await.expect("asks"));
 }
 
-/// S3.16, S1.20: this holds after releases and after expiries.
+/// S3.16, S1.20: the token is new and the fence greater after a release and after an expiry.
 #[tokio::test(start_paused = true)]
 async fn each_holder_has_a_new_token_and_a_greater_fence() {
     let locks = Locks::in_memory();

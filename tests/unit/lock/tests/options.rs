@@ -19,7 +19,7 @@ fn the_defaults_are_those_that_are_documented() {
     assert_eq!(mutex.key(), "sg1:m:{default:door}");
 }
 
-/// S1.1: such names and prefixes would give locks a common key, or move a key to another slot.
+/// S1.1: empty names and these prefixes would give locks a common key, or move a key to another slot.
 #[test]
 fn names_without_text_and_prefixes_that_hide_the_slot_are_refused() {
     let locks = Locks::in_memory();

@@ -53,7 +53,7 @@ async fn a_release_reports_whether_it_was_held_and_the_free_permits() {
     assert_eq!(gate.available_permits().await.expect("asks"), 2);
 }
 
-/// S4.2: in the order of their calls, and before any later caller.
+/// S4.2: waiters get permits in the order of their calls, and before any later caller.
 #[tokio::test(start_paused = true)]
 async fn waiters_are_served_in_their_order() {
     let gate = plain(2);
