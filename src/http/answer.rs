@@ -11,8 +11,10 @@
 mod tests;
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -87,6 +89,8 @@ impl Replay {
 
 /// Decoded state that the callers of a shared read, or of a local copy, use together.
 struct SharedDecoding {
+    /// Unique in this process.
+    number: u64,
     /// The metadata, and the offset at which the response begins in the payload; `None` if the entry is no response.
     meta: Option<(ResponseMeta, usize)>,
     /// The latest replay for requests without conditions, range or credentials, rebuilt when its age changes. A read-write lock,
@@ -104,10 +108,104 @@ struct ReplayMoment {
 
 impl SharedDecoding {
     fn with<T>(entry: &Entry, shared: Option<&SharedValue>, read: impl FnOnce(&Self) -> T) -> T {
-        let new = || Self { meta: ResponseMeta::of(entry), plain: RwLock::default() };
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let new = || Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            meta: ResponseMeta::of(entry),
+            plain: RwLock::default(),
+        };
         match shared.and_then(|shared| shared.get_or_init(|| Arc::new(new()) as _).downcast_ref()) {
             Some(shared) => read(shared),
             None => read(&new()),
+        }
+    }
+}
+
+/// How many responses a thread has replays of its own of, at most.
+const REPLAYS_OF_THREAD: usize = 64;
+/// The longest stored response of which a thread has a replay of its own: all together take 1 MiB at most.
+const LONGEST_OF_THREAD: usize = 16 * 1024;
+/// A thread that has served a response so often has a replay of its own of it, while it serves it half as often in each second.
+const OFTEN: u8 = 16;
+
+thread_local! {
+    static REPLAYS: RefCell<ThreadReplays> = const { RefCell::new(ThreadReplays::new()) };
+}
+
+/// The replays of the responses that this thread serves often. Their fields and bodies are copies: threads that count the references to one
+/// buffer wait for each other.
+///
+/// A replay is found by the number of its decoding, and only after the look-up has found that decoding's entry. So it is as current as the
+/// entry is.
+struct ThreadReplays {
+    /// Each decoding has one slot, by its number, which it shares with others.
+    slots: [Option<ReplaySlot>; REPLAYS_OF_THREAD],
+    /// The second, by the store's clock, in which slots were last cleared.
+    second: u64,
+}
+
+struct ReplaySlot {
+    number: u64,
+    /// How often the decoding was served, less how often others of the slot were; halved each second.
+    uses: u8,
+    /// Whether it was served since slots were last cleared.
+    is_used: bool,
+    kept: Option<(ReplayMoment, Replay)>,
+}
+
+/// `None` while the thread ends.
+fn of_thread<T>(of: impl FnOnce(&mut ThreadReplays) -> T) -> Option<T> {
+    REPLAYS.try_with(|replays| Some(of(&mut *replays.try_borrow_mut().ok()?))).ok().flatten()
+}
+
+/// A thread's replay of one decoding.
+enum ThreadReplay {
+    Ready(Replay),
+    /// There is none, but the thread serves the response often.
+    Wanted,
+    Rare,
+}
+
+impl ThreadReplays {
+    const fn new() -> Self {
+        Self { slots: [const { None }; REPLAYS_OF_THREAD], second: 0 }
+    }
+
+    fn find(&mut self, number: u64, moment: ReplayMoment, second: u64) -> ThreadReplay {
+        if self.second != second {
+            self.second = second;
+            for slot in &mut self.slots {
+                slot.take_if(|slot| !slot.is_used);
+                if let Some(slot) = slot {
+                    (slot.uses, slot.is_used) = (slot.uses / 2, false);
+                }
+            }
+        }
+        let slot = &mut self.slots[number as usize % REPLAYS_OF_THREAD];
+        match slot {
+            Some(slot) if slot.number == number => {
+                (slot.uses, slot.is_used) = (slot.uses.saturating_add(1), true);
+                match &slot.kept {
+                    Some((at, replay)) if *at == moment => ThreadReplay::Ready(replay.clone()),
+                    _ if slot.uses >= OFTEN => ThreadReplay::Wanted,
+                    _ => ThreadReplay::Rare,
+                }
+            }
+            Some(slot) if slot.uses > 0 => {
+                slot.uses -= 1;
+                ThreadReplay::Rare
+            }
+            _ => {
+                *slot = Some(ReplaySlot { number, uses: 1, is_used: true, kept: None });
+                ThreadReplay::Rare
+            }
+        }
+    }
+
+    fn keep(&mut self, number: u64, moment: ReplayMoment, replay: Option<&Replay>) {
+        let slot = self.slots[number as usize % REPLAYS_OF_THREAD].as_mut();
+        if let Some(slot) = slot.filter(|slot| slot.number == number) {
+            slot.kept = replay.map(|replay| (moment, replay.clone()));
         }
     }
 }
@@ -136,9 +234,9 @@ impl EntryReader for ResponseReader<'_> {
     }
 
     /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
-    /// share the replay too, for as long as its age is the same in seconds.
+    /// share the replay too, for as long as its age is the same in seconds; those of one thread share the thread's own, if there are many.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
-        SharedDecoding::with(entry, shared, |SharedDecoding { meta, plain }| {
+        SharedDecoding::with(entry, shared, |SharedDecoding { number, meta, plain }| {
             let (meta, at) = meta.as_ref()?;
             if shared.is_none() || meta.variant.is_some() || !self.is_plain() {
                 return self.open_meta(meta, *at, entry, now);
@@ -146,15 +244,29 @@ impl EntryReader for ResponseReader<'_> {
             let left = entry.expiry.fresh_until.checked_sub(now).filter(|left| *left > 0);
             let age = meta.at(entry, now.max(entry.stored_at)).0.as_secs();
             let moment = ReplayMoment { age, ttl: left.map(|left| left / 1000) };
-            let latest = read(plain);
-            let known = latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
-            drop(latest);
-            let replay = known.unwrap_or_else(|| {
-                let replay = StoredResponse::decode(&entry.payload, *at)
-                    .and_then(|stored| self.replay(entry, meta, stored, now));
-                *write(plain) = Some((moment, replay.clone()));
-                replay
-            })?;
+            let decode = |payload: &Bytes| {
+                StoredResponse::decode(payload, *at).and_then(|stored| self.replay(entry, meta, stored, now))
+            };
+            let found = of_thread(|replays| replays.find(*number, moment, now / 1000));
+            let replay = match found.unwrap_or(ThreadReplay::Rare) {
+                ThreadReplay::Ready(replay) => replay,
+                ThreadReplay::Wanted if entry.payload.len() <= LONGEST_OF_THREAD => {
+                    let replay = decode(&Bytes::copy_from_slice(&entry.payload));
+                    of_thread(|replays| replays.keep(*number, moment, replay.as_ref()));
+                    replay?
+                }
+                ThreadReplay::Wanted | ThreadReplay::Rare => {
+                    let latest = read(plain);
+                    let known =
+                        latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
+                    drop(latest);
+                    known.unwrap_or_else(|| {
+                        let replay = decode(&entry.payload);
+                        *write(plain) = Some((moment, replay.clone()));
+                        replay
+                    })?
+                }
+            };
             Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
         })
     }

@@ -168,3 +168,70 @@ async fn an_unsafe_method_invalidates_all_of_its_targets_at_once() {
     ask(&guard, &service, form).await;
     assert_ne!(ask(&guard, &service, get("de")).await.2, before);
 }
+
+/// Where in memory the bodies of these answers are, for a page of this length that is requested so often in this thread.
+async fn bodies(guard: &StampedeGuard, length: usize, requests: usize) -> Vec<usize> {
+    let inner = tower::service_fn(move |_: Request<Body>| async move {
+        let response = Response::builder().header("cache-control", "max-age=600");
+        Ok::<_, Infallible>(response.body(Body::from(vec![b'v'; length])).expect("a response"))
+    });
+    let mut layered = guard.layer(inner);
+    let mut places = Vec::new();
+    for _ in 0..requests {
+        let request = Request::get(format!("http://shop/{length}")).body(Body::default()).expect("a request");
+        let response = layered.ready().await.expect("ready").call(request).await.expect("answered");
+        let frame = response.into_body().frame().await.expect("a frame").expect("whole");
+        let body = frame.into_data().expect("data");
+        assert_eq!(body.len(), length);
+        places.push(body.as_ptr() as usize);
+        while guard.stats().tasks > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+    places
+}
+
+/// Threads that count the references to one buffer wait for each other.
+#[tokio::test]
+async fn a_thread_that_serves_a_response_often_has_a_copy_of_its_own() {
+    let [guard] = replicas(keeping());
+    let warm = bodies(&guard, 100, 20).await;
+    let here = bodies(&guard, 100, 100).await;
+    // The first answers of a thread are parts of the entry, which all threads share.
+    let shared = bodies_of_another_thread(&guard, 100, 4).await;
+    assert!(shared.iter().all(|place| *place == shared[0]), "{shared:?}");
+    let there = bodies_of_another_thread(&guard, 100, 100).await;
+    assert_eq!(there[0], shared[0]);
+    let [here, there] = [here, there].map(|places| places[99]);
+    assert!(
+        here != there && here != shared[0] && there != shared[0],
+        "{here:x} {there:x} {shared:x?} {warm:x?}"
+    );
+
+    // It is found by the copy that the look-up finds, so it can not be older.
+    let before = guard.stats().loads;
+    guard
+        .invalidate(
+            stampede_guard::http::cache_key(&"http://shop/100".parse().expect("a URI")).expect("a key"),
+        )
+        .await
+        .expect("confirmed");
+    let after = bodies(&guard, 100, 1).await;
+    assert_eq!(guard.stats().loads, before + 1);
+    assert!(after[0] != here, "of the new response");
+}
+
+#[tokio::test]
+async fn a_thread_has_no_copy_of_its_own_of_a_long_response() {
+    let [guard] = replicas(keeping());
+    let long = 20 * 1024;
+    bodies(&guard, long, 20).await;
+    let places = bodies(&guard, long, 100).await;
+    assert!(places.iter().all(|place| *place == places[0]), "{places:?}");
+}
+
+async fn bodies_of_another_thread(guard: &StampedeGuard, length: usize, requests: usize) -> Vec<usize> {
+    let (guard, runtime) = (guard.clone(), tokio::runtime::Handle::current());
+    let thread = std::thread::spawn(move || runtime.block_on(bodies(&guard, length, requests)));
+    thread.join().expect("no panic")
+}

@@ -151,3 +151,37 @@ async fn an_own_answer_is_short_plain_and_not_storable() {
     assert_eq!(answer.headers()[CACHE_STATUS], "stampede-guard; fwd=miss; detail=load-failed");
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "try again");
 }
+
+/// What `find` returns for these decodings, one after the other within one second: `r` for rare, `w` for wanted, `k` for a replay that was kept.
+fn found(replays: &mut ThreadReplays, numbers: &[u64], second: u64) -> String {
+    let moment = ReplayMoment { age: second, ttl: None };
+    let letter = |&number| match replays.find(number, moment, second) {
+        ThreadReplay::Rare => 'r',
+        ThreadReplay::Ready(_) => 'k',
+        ThreadReplay::Wanted => {
+            let (response, trailers, times) = (Response::new(Bytes::new()), None, Times::default());
+            replays.keep(number, moment, Some(&Replay { response, trailers, times }));
+            'w'
+        }
+    };
+    numbers.iter().map(letter).collect()
+}
+
+#[test]
+fn a_thread_has_replays_of_what_it_serves_often_and_drops_those_that_it_does_not_serve_for_a_second() {
+    let mut replays = ThreadReplays::new();
+    assert_eq!(found(&mut replays, &[7; 20], 1), "rrrrrrrrrrrrrrrwkkkk");
+    // It is written anew for each moment, while it is served often enough.
+    assert_eq!(found(&mut replays, &[7; 10], 2), "rrrrrwkkkk");
+    // Another decoding of the same slot does not displace it, unless it is served more often.
+    let other = 7 + REPLAYS_OF_THREAD as u64;
+    assert_eq!(found(&mut replays, &[7, other, 7, 7, other, 7, 7], 2), "krkkrkk");
+    // The first was served 23 times more often, and the other becomes frequent at its sixteenth time in the slot.
+    let often = "r".repeat(23 + 15) + "wkk";
+    assert_eq!(found(&mut replays, &[other; 41], 2), often);
+    // Nobody asks in this second, and in the next one it is gone.
+    assert_eq!(found(&mut replays, &[1], 3), "r");
+    assert!(replays.slots[7].is_some());
+    assert_eq!(found(&mut replays, &[1], 4), "r");
+    assert!(replays.slots[7].is_none());
+}
