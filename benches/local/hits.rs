@@ -109,14 +109,14 @@ fn nanos(times: &Times) -> String {
 }
 
 /// A guard that has the values of this many keys in memory.
-async fn filled(number: u32) -> StampedeGuard {
+pub(crate) async fn filled(number: u32) -> StampedeGuard {
     let policy = lasting().build().expect("valid");
     let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid");
     until_copied(&guard, &keys(number)).await;
     guard
 }
 
-async fn hit(guard: &StampedeGuard, key: &str) -> Arc<User> {
+pub(crate) async fn hit(guard: &StampedeGuard, key: &str) -> Arc<User> {
     let load = || async { Err::<User, _>("this is a hit") };
     guard.load(key).get_shared(move |_| load()).await.expect("a hit").value
 }

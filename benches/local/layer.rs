@@ -79,7 +79,7 @@ pub(crate) fn rows(table: &mut Table) {
     }
 }
 
-fn guard() -> StampedeGuard {
+pub(crate) fn guard() -> StampedeGuard {
     let policy = lasting().build().expect("valid");
     StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
 }

@@ -4,7 +4,7 @@
 //! ```text
 //! cargo bench --bench local                    everything, about ten minutes; needs redis-server, and wrk for `wrk`
 //! cargo bench --bench local -- hit maps        some groups: hit alone hot layer maps raw wrk announced absent
-//!                                              acknowledged commands memory
+//!                                              acknowledged commands memory scale
 //! FULL=1 cargo bench --bench local -- ack      2,000 invalidations instead of 500
 //! STRICT=1 cargo bench --bench local           also fails where a time or a ratio misses its `must`
 //! ```
@@ -30,6 +30,7 @@ mod memory;
 mod raw;
 mod readers;
 mod responses;
+mod scale;
 mod served;
 mod support;
 mod turns;
@@ -51,6 +52,7 @@ const GROUPS: &[Group] = &[
     ("acknowledged", acknowledged::rows),
     ("commands", commands::rows),
     ("memory", memory::rows),
+    ("scale", scale::rows),
 ];
 
 fn main() {
@@ -77,6 +79,9 @@ control removes the key and publishes to each process in one script, and each pr
 - acknowledged: moments are those of the monotonic clock, which the processes share; a caller reads it before its call, the \
 invalidating process after its own.
 - commands: those that MONITOR shows from clients in 20 s, without PING and TIME, less those of a process without a tier.
+- scale: 64 callers for each thread, on 1, 2, 4 .. threads up to the number of cores. Callers go through one sequence of draws by Zipf's law \
+(skew 1) from different positions, or all read one key. Beside each time stand what the process did meanwhile, per call: its time in the \
+kernel, and how often a thread went to sleep.
 - memory: the largest resident memory while a million keys are asked for twice, less that of the connected process before it.
 
 ";
