@@ -360,7 +360,7 @@ impl<M> Oneshot<M> {
     }
 
     /// Closes the slot for the reader; returns a message that was not read.
-    pub(crate) fn close(&self) -> Option<M> {
+    fn close(&self) -> Option<M> {
         let mut state = lock(&self.state);
         state.closed = true;
         let (waker, message) = (state.waker.take(), state.message.take());
@@ -369,7 +369,7 @@ impl<M> Oneshot<M> {
         message
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    fn is_closed(&self) -> bool {
         lock(&self.state).closed
     }
 }

@@ -98,7 +98,7 @@ pub struct Shutdown {
 }
 
 impl StampedeGuard {
-    pub(crate) fn from_parts(state: Arc<GuardState>, mut policy: Policy) -> Self {
+    fn from_parts(state: Arc<GuardState>, mut policy: Policy) -> Self {
         state.takes(&mut policy);
         Self::with(state, Arc::new(policy))
     }

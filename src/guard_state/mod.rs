@@ -93,7 +93,7 @@ pub(crate) struct LogLimits {
     /// Limits warnings about values that cannot be shared.
     pub(crate) unshareable: LogEveryMinute,
     /// Limits warnings about stored bytes that are not a usable entry.
-    pub(crate) unreadable: LogEveryMinute,
+    unreadable: LogEveryMinute,
     /// Limits warnings about this process's commits that were refused because the lease was not renewed and expired.
     pub(crate) unrenewed: LogEveryMinute,
     /// Limits warnings about leases of other processes that expired because the holder died, hung or was cut off.

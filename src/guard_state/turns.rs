@@ -282,7 +282,7 @@ impl LoadQueue {
     }
 
     #[cfg(feature = "metrics")]
-    pub(crate) fn health(&self) -> LoadQueueHealth {
+    fn health(&self) -> LoadQueueHealth {
         let state = lock(&self.state);
         LoadQueueHealth { waiting: state.loads.len(), held: state.held, limit: *lock(&self.seen) }
     }

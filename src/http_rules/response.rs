@@ -96,7 +96,7 @@ pub(crate) struct StoreDecision {
     /// For how long from now on the store should keep it: while it is fresh, may be served stale, or may be validated.
     pub(crate) keep_for: Duration,
     pub(crate) vary: Vary,
-    pub(crate) has_validator: bool,
+    has_validator: bool,
     /// Whether the response itself states its stale windows: the one during a validation, and the one after an error.
     pub(crate) says_stale: (bool, bool),
     /// For a 206, its position in the whole as its head states it. The length of its content is not checked yet.

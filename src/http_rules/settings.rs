@@ -329,7 +329,7 @@ impl HttpPolicy {
     }
 }
 
-pub(super) const DAY: Duration = Duration::from_secs(86_400);
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// The part of a policy that decides which responses are shared, and for how long.
 #[derive(Clone, Debug)]
@@ -551,7 +551,7 @@ impl HttpPolicy {
 
 impl RequestRules {
     /// Why these rules for requests are refused, for [`PolicyBuilder::build`](crate::PolicyBuilder::build).
-    pub(crate) fn refusal(&self) -> Option<String> {
+    fn refusal(&self) -> Option<String> {
         let authority = self.authority.as_deref();
         let port = default_port(&self.scheme);
         if let Some(text) = authority.filter(|text| plain_authority(text, port) != Some(text)) {

@@ -293,7 +293,7 @@ pub(crate) struct PolicyCounters {
 }
 
 impl PolicyCounters {
-    pub(crate) fn new(name: Arc<str>) -> Self {
+    fn new(name: Arc<str>) -> Self {
         Self { name, ..Self::default() }
     }
 

@@ -361,7 +361,7 @@ pub(crate) struct LoadStart {
 
 impl LoadStart {
     /// The start time and tags of a flight that ends without a load.
-    pub(crate) fn none() -> Self {
+    fn none() -> Self {
         Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
     }
 }
@@ -527,7 +527,7 @@ impl FlightTask {
     }
 
     /// The slot and permit that all flights of this flight's round share; a new share for this flight alone if it is in no batch.
-    pub(super) fn share(&self) -> Arc<BatchShare> {
+    fn share(&self) -> Arc<BatchShare> {
         self.batch.as_ref().map(Attempt::share).unwrap_or_default()
     }
 

@@ -36,7 +36,7 @@ use crate::value::entry::{EntryKind, Freshness};
 use crate::value::{FlightOutcome, StoredEntry};
 
 /// How many unusable entries a flight may find before it treats the store as down.
-pub(super) const UNUSABLE_LIMIT: u8 = 3;
+const UNUSABLE_LIMIT: u8 = 3;
 
 /// The outcome of contending for a key's lease.
 pub(crate) enum AcquireOutcome {
@@ -79,28 +79,28 @@ pub(crate) struct AcquireRequest<'a> {
 }
 
 /// An [`AcquireRequest`] with the state of its attempt.
-pub(super) struct Acquisition<'a> {
-    pub(super) request: AcquireRequest<'a>,
-    pub(super) token: Token,
-    pub(super) watch: LeaseWatch,
+struct Acquisition<'a> {
+    request: AcquireRequest<'a>,
+    token: Token,
+    watch: LeaseWatch,
     /// When this flight's last acquire was sent.
-    pub(super) sent_at: SentAt,
+    sent_at: SentAt,
     /// Which entries in the last acquire's answer may be served.
-    pub(super) servable: Servable,
+    servable: Servable,
     /// The lease holder that this flight waits behind.
-    pub(super) behind: Option<Token>,
+    behind: Option<Token>,
     /// When that holder's lease ends unless it is renewed.
     held_until: Instant,
     /// Whether the lease was handed to this flight.
-    pub(super) handed_over: bool,
+    handed_over: bool,
     /// The span of the wait behind that holder.
     wait_span: Span,
     /// How many loads have vanished under this lease, in all processes that it was handed to.
-    pub(super) takeovers: u8,
+    takeovers: u8,
     /// When a hint reported the end of the awaited load, if that was before the deadline.
-    pub(super) released: Option<Instant>,
+    released: Option<Instant>,
     /// How many unusable entries this attempt has found.
-    pub(super) unusable: u8,
+    unusable: u8,
     /// Whether the store may have granted this token the lease, or may still grant it: an acquire got no answer, or a hint reported a
     /// grant that no acquire has confirmed.
     maybe_granted: bool,
@@ -109,7 +109,7 @@ pub(super) struct Acquisition<'a> {
 }
 
 impl<'a> Acquisition<'a> {
-    pub(super) fn of(request: AcquireRequest<'a>) -> Self {
+    fn of(request: AcquireRequest<'a>) -> Self {
         let state = request.state;
         let token = Token::mint_for(state.store.node(), request.policy.lease);
         Self {
@@ -132,7 +132,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// How long the next acquire may take; `None` if the budget is spent.
-    pub(super) fn within(&mut self) -> Option<Duration> {
+    fn within(&mut self) -> Option<Duration> {
         let within = self.request.budget.next()?;
         let Some(released) = self.released else { return Some(within) };
         // All waiters of the fleet read the new entry at the same moment, so this acquire may be slow. It gets up to a lease's time,
@@ -140,7 +140,7 @@ impl<'a> Acquisition<'a> {
         Some(within.max(self.request.policy.lease.saturating_sub(released.elapsed())))
     }
 
-    pub(super) async fn acquire(&mut self, within: Duration) -> StoreResult<Acquired> {
+    async fn acquire(&mut self, within: Duration) -> StoreResult<Acquired> {
         self.sent_at = SentAt::now();
         let AcquireRequest { state, key, policy, queue, rejected, budget, tags, .. } = &mut self.request;
         self.servable = state.retained.servable(key, tags);
@@ -161,7 +161,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Handles an entry that the acquire has found and that this flight has not seen before. `Ok` if this flight must acquire again.
-    pub(super) async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
+    async fn found(&mut self, raw: Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, .. } = self.request;
         let content = self.entry_read(within).current(raw, self.servable).await;
         let content = content.map_err(AcquireOutcome::StoreDown)?;
@@ -208,7 +208,7 @@ impl<'a> Acquisition<'a> {
 
     /// Handles the outcome of the awaited load, or of an earlier load whose outcome is replayed to newcomers. `Ok` if this flight must
     /// acquire again.
-    pub(super) async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
+    async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let entry = match FlightOutcome::decode(outcome, self.request.key) {
             FlightOutcome::Value(entry) => entry,
             outcome => return Err(self.ended_with(outcome)),
@@ -239,7 +239,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Converts the granted attempt to a held lease.
-    pub(super) fn lead(self) -> Lease {
+    fn lead(self) -> Lease {
         let AcquireRequest { state, key, policy, .. } = self.request;
         Lease {
             _held: state.leases.enter(),
@@ -258,7 +258,7 @@ impl<'a> Acquisition<'a> {
     /// Ends the attempt without a lease. Releases a lease that may have been granted too late for this flight to use it; otherwise
     /// the key would stay leased until the lease expires. `gives_up`: the flight may still be in the store's queue, and the release
     /// removes it from there too. Otherwise each flight that timed out behind one slow load would stay in the queue.
-    pub(super) fn leave(self, gives_up: bool) {
+    fn leave(self, gives_up: bool) {
         let AcquireRequest { state, key, policy, .. } = self.request;
         let hints = self.watch.close();
         detach_unleased(state, key, &hints);
@@ -335,13 +335,13 @@ impl Acquisition<'_> {
 }
 
 /// The longest sleep between two acquires while hints may be lost.
-pub(super) const UNSURE_WAIT: Duration = Duration::from_millis(500);
+const UNSURE_WAIT: Duration = Duration::from_millis(500);
 /// The shortest sleep on a lease that is about to expire, so that waiting is no busy loop.
-pub(super) const SHORTEST_WAIT: Duration = Duration::from_millis(5);
+const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 impl Acquisition<'_> {
     /// Waits for this flight's turn to send an ACQUIRE.
-    pub(super) async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
+    async fn turn(&mut self) -> Result<Option<Turn>, AcquireOutcome> {
         let AcquireRequest { state, key, .. } = self.request;
         let mut turn = pin!(state.turns.flight(&state.store, key, self.request.batch.is_some()));
         // If the awaited load ended before the deadline, its outcome is read even after the deadline.
@@ -366,7 +366,7 @@ impl Acquisition<'_> {
     }
 
     /// Sleeps until a hint arrives, such as the end of this holder's load, or until its lease should have expired.
-    pub(super) async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
+    async fn wait(&mut self, remaining: Duration, holder: Token) -> Result<(), AcquireOutcome> {
         let AcquireRequest { state, policy, .. } = self.request;
         self.waits_behind(&holder);
         (self.behind, self.released) = (Some(holder), None);
@@ -444,7 +444,7 @@ impl Acquisition<'_> {
         release_later(Arc::clone(state), key.clone(), old, policy.lease, state.possible_leases.enter());
     }
 
-    pub(super) fn apply_hints(&mut self, hints: Hints) {
+    fn apply_hints(&mut self, hints: Hints) {
         detach_unleased(self.request.state, self.request.key, &hints);
         self.handed_over |= hints.granted.is_some();
         self.takeovers = hints.granted.unwrap_or(self.takeovers);
@@ -458,7 +458,7 @@ impl Acquisition<'_> {
 }
 
 /// How long to sleep on a lease that has `remaining` left, in case no hint comes.
-pub(super) fn sleep_for(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
+fn sleep_for(remaining: Duration, lease: Duration, hints_arrive: bool) -> Duration {
     let longest = if hints_arrive { lease } else { lease.min(UNSURE_WAIT) };
     let remaining = remaining.clamp(SHORTEST_WAIT.min(longest), longest);
     // Jitter: the waiters of a dead leader should not all send an acquire in the same millisecond, but the first should send it
@@ -468,21 +468,21 @@ pub(super) fn sleep_for(remaining: Duration, lease: Duration, hints_arrive: bool
 
 /// A held lease. The owner ends it with one of the consuming methods; a dropped lease expires by itself.
 pub(crate) struct Lease {
-    pub(super) state: Arc<GuardState>,
-    pub(super) key: Key,
-    pub(super) token: Token,
-    pub(super) watch: LeaseWatch,
-    pub(super) ttl: Duration,
+    state: Arc<GuardState>,
+    key: Key,
+    token: Token,
+    watch: LeaseWatch,
+    ttl: Duration,
     /// How many loads have vanished under this lease, in all processes that it was handed to.
     pub(super) takeovers: u8,
     /// The counters of the policy, for a refused commit.
-    pub(super) counters: Arc<PolicyCounters>,
+    counters: Arc<PolicyCounters>,
     /// When the lease was granted, if this flight waited for another holder before.
     pub(super) waited_until: Option<Instant>,
     /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that moment, so a
     /// caller that arrived after it may know of the invalidation.
-    pub(super) confirmed: Mutex<SentAt>,
-    pub(super) _held: Tracked,
+    confirmed: Mutex<SentAt>,
+    _held: Tracked,
 }
 
 /// Why [`Lease::keep`] has returned.
@@ -617,7 +617,7 @@ impl Lease {
 
 /// If the key was invalidated, detaches the flight that loads outside the lease. That flight does not receive the invalidation itself, and
 /// later callers must not join a load that is older than an invalidation.
-pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
+fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
     if hints.invalidated {
         state.flights.detach(&FlightKey { key: key.clone(), mode: LoadMode::Unleased });
     }
@@ -625,7 +625,7 @@ pub(super) fn detach_unleased(state: &GuardState, key: &Key, hints: &Hints) {
 
 /// Releases a lease that this node may hold without knowing it. Retries until the store has confirmed the release, at most until the
 /// lease must have expired by itself, however late it was granted. Until then `held` counts it as held or as possibly held.
-pub(super) fn release_later(state: Arc<GuardState>, key: Key, token: Token, lease: Duration, held: Tracked) {
+fn release_later(state: Arc<GuardState>, key: Key, token: Token, lease: Duration, held: Tracked) {
     tokio::spawn(async move {
         let _held = held;
         let expired = Instant::now() + LATEST + lease;

@@ -268,7 +268,7 @@ const ABOUT_THE_SAME: Duration = Duration::from_millis(10);
 
 /// The waiters of one process for one lock.
 #[derive(Debug)]
-pub(crate) struct WaitLine {
+struct WaitLine {
     /// In the order of their registration; the first watches the clock.
     waiters: VecDeque<Arc<RegisteredLockWaiter>>,
     /// Waiters that were replaced as the first because they were silent. Each goes to the end of the line as soon as it

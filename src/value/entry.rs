@@ -597,7 +597,7 @@ impl TagList {
         Self { bytes: bytes.into() }
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+    fn from_bytes(bytes: &[u8]) -> Self {
         Self { bytes: bytes.into() }
     }
 

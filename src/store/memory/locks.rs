@@ -56,7 +56,7 @@ pub(super) struct LockStep<'a> {
 
 impl LockStep<'_> {
     /// Notifies the waiter with this token; returns whether there is one.
-    pub(super) fn notify(&mut self, token: &Token, hint: LockHint) -> bool {
+    fn notify(&mut self, token: &Token, hint: LockHint) -> bool {
         let (is_received, wake) = (self.notify)(token, hint);
         self.wakes.extend(wake);
         is_received

@@ -27,12 +27,12 @@ use crate::store::protocol::{
 const AROUND_RECORD: usize = 480;
 
 /// The bytes of an entry or an outcome with its overhead.
-pub(super) fn cost(name: &str, bytes: &Bytes) -> usize {
+fn cost(name: &str, bytes: &Bytes) -> usize {
     bytes.len() + 2 * name.len() + AROUND_RECORD
 }
 
 /// When a value expires. The number distinguishes values that expire at the same instant.
-pub(super) type ExpiryIndex = (Instant, u64);
+type ExpiryIndex = (Instant, u64);
 
 #[derive(Default)]
 pub(super) struct KeyRecords {
@@ -219,7 +219,7 @@ impl KeyRecord {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         let Self { entry, lease, queue, queue_until: _, ending } = self;
         entry.is_none() && lease.is_none() && queue.is_empty() && ending.is_none()
     }
@@ -263,7 +263,7 @@ impl<V> Default for ExpiringMap<V> {
 }
 
 impl<V> ExpiringMap<V> {
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.bytes
     }
 

@@ -28,7 +28,7 @@ use crate::sync::lock;
 
 /// A failure and the advice about it; the failure is its source.
 #[derive(Debug)]
-pub(crate) struct AdvisedError {
+struct AdvisedError {
     advice: &'static str,
     cause: Cause,
 }

@@ -432,7 +432,7 @@ impl Credentials {
     }
 
     /// How long they are valid; `None` for those without a known end.
-    pub(crate) fn life(&self) -> Option<Duration> {
+    fn life(&self) -> Option<Duration> {
         self.valid_for
     }
 
@@ -466,7 +466,7 @@ impl CredentialsProvider {
     }
 
     /// Calls the function.
-    pub(crate) async fn ask(&self) -> Result<Credentials, Box<dyn Error + Send + Sync>> {
+    async fn ask(&self) -> Result<Credentials, Box<dyn Error + Send + Sync>> {
         (self.0)().await
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn channel(node: Uuid) -> String {
 }
 
 /// The node that this channel belongs to.
-pub(crate) fn node_of(channel: &str) -> Option<Uuid> {
+fn node_of(channel: &str) -> Option<Uuid> {
     read_id(channel.strip_prefix("sg1:i:")?.as_bytes())
 }
 
@@ -389,7 +389,7 @@ struct LivenessTimes {
 
 impl Liveness {
     /// The server has sent a message or an answer.
-    pub(crate) fn heard(&self) {
+    fn heard(&self) {
         lock(&self.0).received_at = Some(Instant::now());
     }
 
@@ -399,7 +399,7 @@ impl Liveness {
     }
 
     /// The ping was answered.
-    pub(crate) fn answered(&self) {
+    fn answered(&self) {
         let (mut times, now) = (lock(&self.0), Instant::now());
         // `None`: the connection was lost meanwhile.
         if let Some(sent_at) = times.ping_sent_at.take() {
@@ -409,7 +409,7 @@ impl Liveness {
     }
 
     /// The connection was lost or replaced: its pending ping and its lag are forgotten, but not when it last received something.
-    pub(crate) fn lost(&self) {
+    fn lost(&self) {
         let mut times = lock(&self.0);
         (times.ping_sent_at, times.lag) = (None, None);
     }

@@ -59,7 +59,7 @@ impl ClusterNodes {
     }
 
     /// The client's settings, taken from its first node.
-    pub(crate) fn example(&self) -> Option<ConnectionInfo> {
+    fn example(&self) -> Option<ConnectionInfo> {
         node(&self.client, self.seeds.first()?).ok()
     }
 
@@ -82,7 +82,7 @@ impl ClusterNodes {
     }
 
     /// A node to subscribe at: each call returns the next node. Any node will do: a message published at one node reaches all nodes.
-    pub(crate) fn next(&self) -> RedisResult<(Client, String)> {
+    fn next(&self) -> RedisResult<(Client, String)> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let address = {
             let known = lock(&self.known);
@@ -107,12 +107,12 @@ thread_local! {
 }
 
 /// The nodes that the client was built with.
-pub(crate) fn seeds(client: &ClusterClient) -> Vec<ConnectionInfo> {
+fn seeds(client: &ClusterClient) -> Vec<ConnectionInfo> {
     ask(client, None)
 }
 
 /// How to connect to the node at `address`, with the client's own address map applied.
-pub(crate) fn node(client: &ClusterClient, address: &Address) -> RedisResult<ConnectionInfo> {
+fn node(client: &ClusterClient, address: &Address) -> RedisResult<ConnectionInfo> {
     // The last connection is to the node that the slots led to, or to the seed with the same address.
     ask(client, Some(address.clone())).pop().ok_or_else(nowhere)
 }
@@ -124,7 +124,7 @@ fn ask(client: &ClusterClient, node: Option<Address>) -> Vec<ConnectionInfo> {
     NOTES.take().seen
 }
 
-pub(crate) fn nowhere() -> RedisError {
+fn nowhere() -> RedisError {
     RedisError::from((redis::ErrorKind::Client, "the client connects to nothing"))
 }
 
