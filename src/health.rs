@@ -83,8 +83,10 @@ pub struct ClockReading {
 pub struct Health {
     /// Which kind of store the fleet shares.
     pub topology: Topology,
-    /// The connection that carries commands.
+    /// The connections that carry commands, which are opened and lost together.
     pub commands: LinkState,
+    /// How many connections for commands are open; in a cluster those to all masters together. 0 for a store in memory.
+    pub open_connections: usize,
     /// The connection on which this process is notified that a load has ended. The first load opens it; without this
     /// connection, waits end by their timers.
     pub inbox: LinkState,
@@ -324,6 +326,7 @@ mod tests {
         let mut health = Health {
             topology: Topology::Single,
             commands: LinkState::Down,
+            open_connections: 0,
             inbox: LinkState::Refused,
             breaker: Breaker::Open,
             reason: Some("Connection refused".to_owned()),

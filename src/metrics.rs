@@ -114,6 +114,7 @@ metrics! {
     Gauge breaker_open(namespace)
         "1 while the breaker is open, so that no command is sent; 0.5 if it is open for some masters of a cluster.";
     Gauge connected(namespace, connection) "1 while the connection is up, else 0.";
+    Gauge open_connections(namespace) "Open connections for commands; in a cluster those to all masters together.";
     Gauge inbox_lag_seconds(namespace) "How long the latest ping of the inbox took, or has taken so far; 0 while it is not connected.";
     Gauge inbox_silence_seconds(namespace) "Time since the inbox last heard from the server; 0 before it was first connected.";
     Gauge clock_ahead_seconds(namespace) "How far the server's clock is ahead of this host's; 0 before it was read.";

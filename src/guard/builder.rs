@@ -11,6 +11,7 @@ use crate::key::{escape_namespace, unusable_namespace};
 use crate::local::{DEFAULT_CAPACITY, DEFAULT_TERM};
 use crate::observe::{SpanLinks, Spans};
 use crate::policy::{Policy, setters};
+use crate::store::ConnectionSettings;
 use crate::store::backend::{Backend, IntoBackend};
 use crate::store::memory::MemoryStore;
 
@@ -19,6 +20,9 @@ const SHORTEST_TERM: Duration = Duration::from_millis(200);
 const LONGEST_TERM: Duration = Duration::from_secs(60);
 /// The least `local_capacity` under a policy with copies: a smaller one hardly has room for one copy.
 const LEAST_CAPACITY: u64 = 64 * 1024;
+
+/// The most connections for commands: a server has one thread for all.
+const MOST_CONNECTIONS: usize = 64;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
 #[derive(Debug)]
@@ -31,6 +35,7 @@ pub struct StampedeGuardBuilder {
     most_kept_invalidations: usize,
     local_capacity: u64,
     local_term: Duration,
+    connections: usize,
     spans: Spans,
 }
 
@@ -123,10 +128,17 @@ setters! { StampedeGuardBuilder:
     ///
     /// All processes of a namespace should have the same term. If they differ, invalidations wait for the longest.
     local_term(term: Duration => local_term);
+
+    /// How many connections carry commands to each server, 1 to 64. Defaults to 1. One connection is driven by one task, which is the limit
+    /// of a process with many threads that mostly reads the store: with two to four connections the server's one thread is the limit.
+    ///
+    /// The commands of one key share a connection. All connections are opened together and lost together. The first guard or `Locks` of a
+    /// [`Backend`] decides for all that share its connections. The gauge `stampede_guard_open_connections` shows how many are open.
+    connections(connections: usize => connections);
 }
 
 impl StampedeGuardBuilder {
-    pub(crate) fn new(backend: Backend) -> Self {
+    fn new(backend: Backend) -> Self {
         let namespace = DEFAULT_NAMESPACE.to_owned();
         Self {
             backend,
@@ -136,15 +148,17 @@ impl StampedeGuardBuilder {
             most_kept_invalidations: DEFAULT_MOST_RETAINED,
             local_capacity: DEFAULT_CAPACITY,
             local_term: DEFAULT_TERM,
+            connections: 1,
             spans: Spans::default(),
         }
     }
 
     /// Makes the guard. The settings must be valid: the defaults, or settings that `build` has checked.
-    pub(crate) fn assemble(self) -> StampedeGuard {
+    fn assemble(self) -> StampedeGuard {
         let Self { backend, namespace, policy, max_flights, local_capacity, local_term, spans, .. } = self;
         let retained = self.most_kept_invalidations;
-        let store = backend.node(policy.command_timeout);
+        let connections = self.connections;
+        let store = backend.node(ConnectionSettings { command_timeout: policy.command_timeout, connections });
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
         let state = GuardState::new(store, namespace, max_flights, retained, local, spans);
         StampedeGuard::from_parts(Arc::new(state), policy)
@@ -164,8 +178,8 @@ impl StampedeGuardBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no retained invalidations at all, a `local_term`
-    /// out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
+    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no retained invalidations at all, `connections` or
+    /// a `local_term` out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
         match self.refusal() {
             Some(text) => Err(Error::new(ErrorKind::InvalidPolicy, text)),
@@ -184,6 +198,10 @@ impl StampedeGuardBuilder {
             if most == 0 {
                 return Some(format!("{setting} is 0: choose at least 1"));
             }
+        }
+        let connections = self.connections;
+        if !(1..=MOST_CONNECTIONS).contains(&connections) {
+            return Some(format!("connections is {connections}: choose from 1 to {MOST_CONNECTIONS}"));
         }
         if !(SHORTEST_TERM..=LONGEST_TERM).contains(&term) {
             return Some(format!(

@@ -77,6 +77,7 @@ impl GuardState {
             let up = if link == LinkState::Up { 1.0 } else { 0.0 };
             set("stampede_guard_connected", &[("connection", connection)], up);
         }
+        set("stampede_guard_open_connections", &[], health.open_connections as f64);
         set("stampede_guard_inbox_lag_seconds", &[], seconds(health.inbox_lag));
         set("stampede_guard_inbox_silence_seconds", &[], seconds(health.silent_for));
         set("stampede_guard_clock_ahead_seconds", &[], clock_ahead);

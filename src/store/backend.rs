@@ -1,20 +1,19 @@
 //! [`Backend`]: the type from which a guard is made, and into which every kind of store converts.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::Store;
 use super::memory::MemoryStore;
+use super::{ConnectionSettings, Store};
 
 /// The store that a fleet shares: made by `into()` from a `redis::Client`, from a [`MemoryStore`], with the feature `sentinel` from a
 /// `redis::sentinel::SentinelClient`, and with `cluster` from a `redis::cluster::ClusterClient`.
 ///
 /// **Clones share their connections.** All guards and locks that are made from clones of one backend, of any namespaces and policies,
-/// have one connection for commands and one for messages (in a cluster one for commands to each master); a guard that is made from
-/// a clone of a client has connections of its own. Guards and locks open further ones only while a lock with
+/// share the [connections](crate::StampedeGuardBuilder::connections) for commands (in a cluster those to each master) and one for
+/// messages; a guard that is made from a clone of a client has connections of its own. Guards and locks open further ones only while a lock with
 /// `Waiting::Keyspace` waits, or an invalidation [waits for replicas](crate::PolicyBuilder::invalidate_replicas). The first guard or
-/// `Locks` of a backend decides how long a server may take before its connection counts as lost: a guard by its policy's
-/// `command_timeout`, `Locks` by one second. The connections are closed with the last guard or lock that uses them; a guard that
+/// `Locks` of a backend decides how many there are, and how long a server may take before its connection counts as lost: a guard by its
+/// policy's `command_timeout`, `Locks` by one second. The connections are closed with the last guard or lock that uses them; a guard that
 /// is made after that opens others.
 ///
 /// # Examples
@@ -45,7 +44,7 @@ pub(crate) enum StoreSource {
     Redis(Arc<super::redis::RedisServers>),
     /// A store behind a wire: makes one node's end.
     #[cfg(feature = "testing")]
-    Command(Arc<dyn Fn(Duration) -> Store + Send + Sync>),
+    Command(Arc<dyn Fn(std::time::Duration) -> Store + Send + Sync>),
 }
 
 debug_as!(self: Backend {});
@@ -65,15 +64,15 @@ impl<T: Into<Backend>> IntoBackend for T {}
 
 impl Backend {
     /// A new node: the store of one guard or one `Locks`. It shares the connections of the backend's earlier nodes. A memory store ignores
-    /// `command_timeout`: its commands cannot time out.
+    /// the settings: its commands cannot time out.
     #[cfg_attr(not(feature = "redis"), allow(unused_variables, reason = "a memory store answers at once"))]
-    pub(crate) fn node(&self, command_timeout: Duration) -> Store {
+    pub(crate) fn node(&self, settings: impl Into<ConnectionSettings>) -> Store {
         match &self.kind {
             StoreSource::Memory(store) => Store::Memory(Arc::new(store.clone().into_node())),
             #[cfg(feature = "redis")]
-            StoreSource::Redis(servers) => Store::Redis(Arc::new(servers.node(command_timeout))),
+            StoreSource::Redis(servers) => Store::Redis(Arc::new(servers.node(settings.into()))),
             #[cfg(feature = "testing")]
-            StoreSource::Command(node) => node(command_timeout),
+            StoreSource::Command(node) => node(settings.into().command_timeout),
         }
     }
 }
@@ -89,11 +88,10 @@ impl From<MemoryStore> for Backend {
 mod clients {
     use std::error::Error;
     use std::sync::Arc;
-    use std::time::Duration;
 
     use redis::{Client, ConnectionInfo, RedisError};
 
-    use super::{Backend, StoreSource};
+    use super::{Backend, ConnectionSettings, StoreSource};
     #[cfg(feature = "sentinel")]
     use crate::store::redis::SentinelClients;
     use crate::store::redis::login::{Credentials, CredentialsProvider};
@@ -102,7 +100,7 @@ mod clients {
     impl Backend {
         /// The servers to which `connect` makes connections.
         fn on(
-            connect: impl Fn(Duration, Login) -> Connections + Send + Sync + 'static,
+            connect: impl Fn(ConnectionSettings, Login) -> Connections + Send + Sync + 'static,
             provider: Option<CredentialsProvider>,
         ) -> Self {
             Self { kind: StoreSource::Redis(Arc::new(RedisServers::new(Arc::new(connect), provider))) }
@@ -201,7 +199,7 @@ mod clients {
 
     impl From<Client> for Backend {
         fn from(client: Client) -> Self {
-            let connect = move |timeout, login| Connections::single(&client, timeout, login);
+            let connect = move |settings, login| Connections::single(&client, settings, login);
             Self::on(connect, None)
         }
     }
@@ -221,8 +219,8 @@ mod clients {
     from_address!(&str, String, ConnectionInfo);
 
     #[cfg(feature = "sentinel")]
-    fn watched(clients: SentinelClients) -> impl Fn(Duration, Login) -> Connections + Send + Sync {
-        move |timeout, login| Connections::watched(&clients, timeout, login)
+    fn watched(clients: SentinelClients) -> impl Fn(ConnectionSettings, Login) -> Connections + Send + Sync {
+        move |settings, login| Connections::watched(&clients, settings, login)
     }
 
     /// The server that the client's sentinels report as the primary. They are queried at each connect, and again when the server
@@ -268,7 +266,7 @@ mod clients {
     #[cfg(feature = "cluster")]
     impl From<redis::cluster::ClusterClient> for Backend {
         fn from(client: redis::cluster::ClusterClient) -> Self {
-            let connect = move |timeout, login| Connections::spread(client.clone(), timeout, login);
+            let connect = move |settings, login| Connections::spread(client.clone(), settings, login);
             Self::on(connect, None)
         }
     }

@@ -1,4 +1,4 @@
-//! The data of the fleet protocol with a store: errors; tokens and names of locks; the order of attempts at changes; the
+//! The data of the fleet protocol with a store: settings of connections; errors; tokens and names of locks; the order of attempts at changes; the
 //! arguments and answers of the commands about entries, leases, tags, lists and locks, and about volumes.
 //!
 //! A *volume* is one namespace on one store. Its *registry* has a random id, a flag that says whether it is mature, the
@@ -24,6 +24,22 @@ use crate::sync::lock;
 /// How long after its deadline an acquire or a change may run. The server's clock may be ahead of the guard's estimate,
 /// which is made once a minute, and in a cluster from one master only.
 pub(crate) const LATEST: Duration = Duration::from_secs(1);
+
+/// The settings of a backend's connections. The first guard or `Locks` of the backend decides for all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectionSettings {
+    /// The deadline of one command: a slower server counts as down.
+    pub(crate) command_timeout: Duration,
+    /// How many connections for commands there are to each server.
+    pub(crate) connections: usize,
+}
+
+impl From<Duration> for ConnectionSettings {
+    /// One connection, with this `command_timeout`.
+    fn from(command_timeout: Duration) -> Self {
+        Self { command_timeout, connections: 1 }
+    }
+}
 
 /// Why a store did not answer.
 #[derive(Clone, Debug)]

@@ -44,7 +44,7 @@ const DEAD: &str = "PUBLISH does not report dead nodes; it costs a claim, see re
 pub(super) fn node(cluster: &Cluster) -> Store {
     let ports = cluster.nodes().iter().map(|node| node.port());
     let client = ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/")));
-    let connections = Connections::spread(client.expect("nodes"), ms(1_000), Default::default());
+    let connections = Connections::spread(client.expect("nodes"), ms(1_000).into(), Default::default());
     Store::Redis(Arc::new(RedisStore::on(Arc::new(connections))))
 }
 

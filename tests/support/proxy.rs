@@ -29,6 +29,8 @@ pub(crate) enum Mode {
     BlackHoleNew,
     /// All flows that subscribe are dead, old and new, as behind a middlebox that lets no messages through.
     BlackHoleSubscriptions,
+    /// The flow of this number, from 0 in the order of their beginning, is dead; the others work.
+    BlackHoleFlow(usize),
     /// Commands arrive and are executed, replies are held back: the client can not know whether a command ran.
     NoReplies,
     /// Old flows are reset now, new ones at once.
@@ -164,9 +166,13 @@ async fn accept(
         tokio::select! {
             incoming = listener.accept() => {
                 let (client, _) = incoming.expect("accepting on a bound socket");
-                accepted.lock().unwrap_or_else(PoisonError::into_inner).push(wall_ns());
+                let number = {
+                    let mut accepted = accepted.lock().unwrap_or_else(PoisonError::into_inner);
+                    accepted.push(wall_ns());
+                    accepted.len() - 1
+                };
                 let (opened_at, port) = (setting.borrow().change, target.load(Ordering::SeqCst));
-                flows.spawn(flow(client, port, Valve::new(opened_at, setting.clone(), Opens::new(&opening))));
+                flows.spawn(flow(client, port, Valve::new((opened_at, number), setting.clone(), Opens::new(&opening))));
             }
             Some(_) = flows.join_next() => {}
         }
@@ -267,14 +273,15 @@ enum Way {
 /// One flow's view of the setting.
 struct Valve {
     opened_at: u64,
+    number: usize,
     subscribes: AtomicBool,
     setting: watch::Receiver<Setting>,
     opens: Mutex<Opens>,
 }
 
 impl Valve {
-    fn new(opened_at: u64, setting: watch::Receiver<Setting>, opens: Opens) -> Self {
-        Self { opened_at, subscribes: AtomicBool::new(false), setting, opens: Mutex::new(opens) }
+    fn new((opened_at, number): (u64, usize), setting: watch::Receiver<Setting>, opens: Opens) -> Self {
+        Self { opened_at, number, subscribes: AtomicBool::new(false), setting, opens: Mutex::new(opens) }
     }
 
     fn is_open(&self) {
@@ -295,6 +302,7 @@ impl Valve {
             Mode::BlackHole | Mode::Reset => false,
             Mode::BlackHoleOld => self.opened_at >= setting.change,
             Mode::BlackHoleNew => self.opened_at < setting.change,
+            Mode::BlackHoleFlow(number) => self.number != number,
             Mode::BlackHoleOldSubscriptions => {
                 self.opened_at >= setting.change || !self.subscribes.load(Ordering::SeqCst)
             }

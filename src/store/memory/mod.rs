@@ -392,6 +392,7 @@ impl MemoryNode {
         Health {
             topology: Topology::Memory,
             commands: link,
+            open_connections: 0,
             inbox: link,
             breaker,
             reason: None,

@@ -170,10 +170,7 @@ impl ServerAddress {
 
     /// Reads the server's clock. Returns an error if ROLE says that the server is a replica: it would answer reads for ever.
     /// Without the right to ROLE, only the first write shows that.
-    pub(crate) async fn look(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> RedisResult<Option<TimedReading>> {
+    async fn look(&self, connection: &mut MultiplexedConnection) -> RedisResult<Option<TimedReading>> {
         let (answers, role, at) = ask(connection, !self.hides_role.load(Ordering::Relaxed)).await?;
         match role.map_or(Ok(()), is_primary) {
             Err(error) if is_replica(&error) => return Err(error),

@@ -17,6 +17,7 @@ use super::keyspace::Keyspace;
 use super::login::Login;
 use super::subscriber::Subscriber;
 use crate::health::Topology;
+use crate::store::ConnectionSettings;
 use crate::store::redis::login::CredentialsProvider;
 use crate::store::wake_leases::LeaseWaiters;
 use crate::store::wake_locks::LockWaiters;
@@ -45,8 +46,8 @@ pub(crate) struct RedisStore {
 impl RedisStore {
     /// A node with separate connections and the client's own credentials.
     #[cfg(test)]
-    pub(crate) fn new(client: Client, command_timeout: Duration) -> Self {
-        Self::on(Arc::new(Connections::single(&client, command_timeout, Login::default())))
+    pub(crate) fn new(client: Client, settings: impl Into<ConnectionSettings>) -> Self {
+        Self::on(Arc::new(Connections::single(&client, settings.into(), Login::default())))
     }
 
     /// A new node on `connections`, whose count of nodes already includes it.
@@ -101,7 +102,7 @@ pub(crate) struct RedisServers {
 }
 
 /// Makes new connections, none of which is open yet.
-type Connect = dyn Fn(Duration, Login) -> Connections + Send + Sync;
+type Connect = dyn Fn(ConnectionSettings, Login) -> Connections + Send + Sync;
 
 impl RedisServers {
     pub(crate) fn new(connect: Arc<Connect>, provider: Option<CredentialsProvider>) -> Self {
@@ -114,38 +115,37 @@ impl RedisServers {
     }
 
     /// A new node, on the connections of the earlier nodes; on new connections if no earlier node is left.
-    pub(crate) fn node(&self, command_timeout: Duration) -> RedisStore {
+    pub(crate) fn node(&self, settings: ConnectionSettings) -> RedisStore {
         let mut latest = lock(&self.latest);
         let shared = latest.upgrade().filter(|connections| connections.join());
-        let connections = shared
-            .unwrap_or_else(|| Arc::new((self.connect)(command_timeout, Login::by(self.provider.clone()))));
+        let connections =
+            shared.unwrap_or_else(|| Arc::new((self.connect)(settings, Login::by(self.provider.clone()))));
         *latest = Arc::downgrade(&connections);
         RedisStore::on(connections)
     }
 }
 
-/// One connection for commands (in a cluster one to each master) and one for messages, each opened when it is first needed.
+/// The connections for commands to each server, and one for messages, each opened when it is first needed.
 pub(crate) struct Connections {
     /// Digest of the server's address and the database.
     pub(super) store_id: u64,
     pub(super) topology: Topology,
     /// Opens connections for messages.
     pub(super) connector: Connector,
-    pub(super) commands: Commands,
+    commands: Commands,
     pub(super) subscriber: Arc<Subscriber>,
     /// How many nodes use the connections; the last node closes them.
     nodes: AtomicUsize,
 }
 
 impl Connections {
-    /// Connections to one server, for one node at first. `command_timeout` is the deadline of one command: a slower server counts as
-    /// down.
-    pub(crate) fn single(client: &Client, command_timeout: Duration, login: Login) -> Self {
+    /// Connections to one server, for one node at first.
+    pub(crate) fn single(client: &Client, settings: ConnectionSettings, login: Login) -> Self {
         let info = client.get_connection_info();
         let mut store_id = DefaultHasher::new();
         info.addr().to_string().hash(&mut store_id);
         info.redis_settings().db().hash(&mut store_id);
-        let connector = Connector::new(client, command_timeout).logging_in(&login);
+        let connector = Connector::new(client, settings).logging_in(&login);
         Self::of(connector, None, Topology::Single, store_id.finish())
     }
 
@@ -153,13 +153,13 @@ impl Connections {
     #[cfg(feature = "sentinel")]
     pub(crate) fn watched(
         clients: &super::sentinel::SentinelClients,
-        command_timeout: Duration,
+        settings: ConnectionSettings,
         login: Login,
     ) -> Self {
         // The client does not show its servers, so each call counts as a separate backend.
         let store_id = fastrand::u64(..);
         let endpoint = super::sentinel::SentinelEndpoint::new(clients.clone(), login.clone());
-        let connector = Connector::to(Arc::new(endpoint), command_timeout).logging_in(&login);
+        let connector = Connector::to(Arc::new(endpoint), settings).logging_in(&login);
         Self::of(connector, None, Topology::Sentinel, store_id)
     }
 
@@ -167,13 +167,13 @@ impl Connections {
     #[cfg(feature = "cluster")]
     pub(crate) fn spread(
         client: redis::cluster::ClusterClient,
-        command_timeout: Duration,
+        settings: ConnectionSettings,
         login: Login,
     ) -> Self {
-        let cluster = super::cluster::Cluster::logging_in(client, command_timeout, login);
+        let cluster = super::cluster::Cluster::logging_in(client, settings, login);
         let mut store_id = DefaultHasher::new();
         cluster.cluster_nodes().described().hash(&mut store_id);
-        let inbox = cluster.any_node(command_timeout);
+        let inbox = cluster.any_node();
         Self::of(
             inbox,
             Some(super::commands::Route::Cluster(cluster).into()),
@@ -196,7 +196,7 @@ impl Connections {
     }
 
     /// Counts one more node. Returns false if the connections are closed, because their last node has left.
-    pub(crate) fn join(&self) -> bool {
+    fn join(&self) -> bool {
         let more = |nodes| if nodes == 0 { None } else { Some(nodes + 1) };
         self.nodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }

@@ -41,6 +41,7 @@ mod rights;
 mod runtimes;
 #[cfg(feature = "sentinel")]
 mod sentinel;
+mod several_connections;
 mod shared_connections;
 mod shared_errors;
 mod spinlock;

@@ -34,14 +34,14 @@ use super::endpoint::{Endpoint, SingleEndpoint};
 use super::errors::{OutageLog, store_error};
 use super::login::Login;
 use crate::health::{Breaker, LinkState};
+use crate::store::ConnectionSettings;
 use crate::store::{NamedServer, StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 use crate::task::OwnedTask;
 
 pub(super) struct Cluster {
     cluster_nodes: Arc<ClusterNodes>,
-    /// The deadline of one command.
-    answer: Duration,
+    settings: ConnectionSettings,
     state: Mutex<ClusterState>,
     /// The refresh task.
     task: OwnedTask,
@@ -79,14 +79,14 @@ struct DiscoveryWake {
 
 impl Cluster {
     #[cfg(test)]
-    pub(super) fn new(client: ClusterClient, answer: Duration) -> Arc<Self> {
-        Self::logging_in(client, answer, Login::default())
+    fn new(client: ClusterClient, settings: impl Into<ConnectionSettings>) -> Arc<Self> {
+        Self::logging_in(client, settings.into(), Login::default())
     }
 
-    pub(super) fn logging_in(client: ClusterClient, answer: Duration, login: Login) -> Arc<Self> {
+    pub(super) fn logging_in(client: ClusterClient, settings: ConnectionSettings, login: Login) -> Arc<Self> {
         Arc::new(Self {
             cluster_nodes: Arc::new(ClusterNodes::new(client)),
-            answer,
+            settings,
             state: Mutex::new(ClusterState {
                 slot_map: SlotMap::Blank,
                 outage_log: OutageLog::default(),
@@ -101,12 +101,12 @@ impl Cluster {
     }
 
     /// A connector that leads to any of the nodes.
-    pub(super) fn any_node(&self, answer: Duration) -> Connector {
-        self.connector(Arc::clone(&self.cluster_nodes) as _, answer)
+    pub(super) fn any_node(&self) -> Connector {
+        self.connector(Arc::clone(&self.cluster_nodes) as _)
     }
 
-    fn connector(&self, endpoint: Arc<dyn Endpoint>, answer: Duration) -> Connector {
-        let mut connector = Connector::to(endpoint, answer).logging_in(&self.login);
+    fn connector(&self, endpoint: Arc<dyn Endpoint>) -> Connector {
+        let mut connector = Connector::to(endpoint, self.settings).logging_in(&self.login);
         connector.outages = Arc::clone(&self.outages);
         connector
     }
@@ -143,7 +143,7 @@ impl Cluster {
         }
         // The lock is not held here, because this runs code of redis-rs and of the application that has built the client.
         let endpoint = Arc::new(SingleEndpoint::new(&self.cluster_nodes.client_of(address)?, true));
-        let server = Supervisor::new(self.connector(endpoint, self.answer));
+        let server = Supervisor::new(self.connector(endpoint));
         let mut state = self.state();
         if matches!(state.slot_map, SlotMap::Closed) {
             // A command that was in flight at the close was redirected. Its new connection would never be closed.
@@ -272,7 +272,7 @@ impl Cluster {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let once = if target.is_asking { SendMode::Asking } else { SendMode::Once };
-            let (error, session) = match target.server.send(cmd, left, once).await {
+            let (error, session) = match target.server.send(key, cmd, left, once).await {
                 Ok((Value::ServerError(error), session)) => (error, session),
                 Ok(answer) => return Ok(answer),
                 Err(error) => {

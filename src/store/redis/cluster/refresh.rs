@@ -108,7 +108,7 @@ async fn ask(nodes: QueriedNodes, first: bool, limit: Duration) -> (Vec<Vec<Rang
         .into_iter()
         .map(|(address, server)| {
             let cmd = &cmd;
-            async move { (server.send(cmd, limit, SendMode::Once).await, address) }
+            async move { (server.send("", cmd, limit, SendMode::Once).await, address) }
         })
         .collect();
     let (mut views, mut failure) = (Vec::new(), None);
@@ -258,7 +258,9 @@ impl Cluster {
     /// The map; `None` if there is none yet and the caller may wait for it. Starts the refresh task if it does not run.
     pub(super) fn layout(self: &Arc<Self>) -> StoreResult<Option<Arc<SlotLayout>>> {
         if !self.task.is_running() {
-            self.task.start(self, |task| refresh_topology(task, Arc::clone(&self.looks), self.answer));
+            self.task.start(self, |task| {
+                refresh_topology(task, Arc::clone(&self.looks), self.settings.command_timeout)
+            });
         }
         self.state().slot_map.layout()
     }

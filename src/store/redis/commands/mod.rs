@@ -78,7 +78,7 @@ impl Commands {
         self.is_usable()?;
         let sent = by_route!(
             &self.route,
-            |server| server.send(cmd, within, mode).await,
+            |server| server.send(key, cmd, within, mode).await,
             // Boxed, because otherwise every command's future would be as large as this one.
             |cluster| Box::pin(cluster.send(key, cmd, within, mode)).await
         );
@@ -99,10 +99,11 @@ impl Commands {
         loop {
             let cmd = call(CallForm { sha1, spread });
             self.is_usable()?;
-            let sending =
-                by_route!(&self.route, |server| server.send(&cmd, left, SendMode::Once).await, |cluster| {
-                    Box::pin(cluster.send(key, &cmd, left, SendMode::Once)).await
-                });
+            let sending = by_route!(
+                &self.route,
+                |server| server.send(key, &cmd, left, SendMode::Once).await,
+                |cluster| { Box::pin(cluster.send(key, &cmd, left, SendMode::Once)).await }
+            );
             match sending? {
                 (Value::ServerError(error), _) if sha1 && error.code() == "NOSCRIPT" => {
                     (sha1, left) = (false, within.saturating_sub(sent.elapsed()));
@@ -206,7 +207,7 @@ impl Commands {
     }
 
     /// As [`clock_at`](Self::clock_at), but `None` before the first reading.
-    pub(super) fn known_clock_at(&self, moment: Instant) -> Option<u64> {
+    fn known_clock_at(&self, moment: Instant) -> Option<u64> {
         by_route!(&self.route, |server| server.known_clock_at(moment), |cluster| cluster.clock_at(moment))
     }
 
@@ -232,6 +233,11 @@ impl Commands {
     /// How many servers there are; 1 while that is not known.
     pub(super) fn count(&self) -> usize {
         self.route.all().map_or(1, |all| all.len().max(1))
+    }
+
+    /// How many connections for commands are open.
+    pub(super) fn open(&self) -> usize {
+        self.route.all().map_or(0, |all| all.iter().map(|server| server.open()).sum())
     }
 
     /// The state of all connections together, whether commands are sent, and the reason if some are not.

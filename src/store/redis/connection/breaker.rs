@@ -21,7 +21,6 @@ use crate::sync::lock;
 
 pub(super) struct CircuitBreaker {
     created_at: Instant,
-    /// How long the server may be silent: twice the deadline of a command.
     limit: Duration,
     /// When the first of the commands that timed out in the present silence was sent, in milliseconds since `created_at`; 0 after an
     /// answer in time.
@@ -36,17 +35,11 @@ impl CircuitBreaker {
     pub(super) fn new(answer: Duration) -> Self {
         Self {
             created_at: Instant::now(),
-            limit: answer.saturating_mul(2),
+            limit: silence_limit(answer),
             since: AtomicU64::new(0),
             until: AtomicU64::new(0),
             has_received: AtomicBool::new(false),
         }
-    }
-
-    /// Resets the state for a new connection.
-    pub(super) fn reset(&self) {
-        self.since.store(0, Ordering::Relaxed);
-        self.until.store(0, Ordering::Relaxed);
     }
 
     /// Returns the time of sending if it matters later. A command with a deadline within the limit is answered in time or
@@ -81,17 +74,18 @@ impl CircuitBreaker {
                 sent
             }
         };
-        self.trips_after(Duration::from_millis(now.saturating_sub(since)))
-    }
-
-    pub(super) fn trips_after(&self, silence: Duration) -> bool {
-        silence >= self.limit
+        Duration::from_millis(now.saturating_sub(since)) >= self.limit
     }
 
     /// Whether any command was answered since the last call.
     pub(super) fn take_received(&self) -> bool {
         self.has_received.swap(false, Ordering::Relaxed)
     }
+}
+
+/// How long the server may be silent: twice the deadline of a command.
+pub(super) fn silence_limit(answer: Duration) -> Duration {
+    answer.saturating_mul(2)
 }
 
 /// The error for commands to a server that stays silent.

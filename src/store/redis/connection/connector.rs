@@ -7,22 +7,35 @@
 //! are pushes.
 
 use std::future::Future;
+use std::io;
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::{join_all, select_ok};
 use futures_util::{FutureExt as _, StreamExt as _};
 use redis::aio::{MultiplexedConnection, PubSubSink, PubSubStream};
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::SockRef;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, Msg, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo,
-    RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, Msg, ProtocolVersion, PushInfo,
+    PushKind, RedisConnectionInfo, RedisError, RedisResult, Value,
 };
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+#[cfg(unix)]
+use tokio::net::UnixStream;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::observe::log;
 use crate::observe::panic_text;
+use crate::store::ConnectionSettings;
 use crate::store::redis::endpoint::{
     Endpoint, Located, ServerAddress, SingleEndpoint, TimedReading, read_clock,
 };
@@ -48,6 +61,8 @@ pub(crate) struct Connector {
     pub(crate) endpoint: Arc<dyn Endpoint>,
     /// The deadline of one command; the other time limits are derived from it.
     pub(crate) answer: Duration,
+    /// How many connections to open for commands.
+    pub(crate) connections: usize,
     /// How long a connection may be without an answer before it is checked.
     pub(crate) idle: Duration,
     /// How long a connection may be in use without being checked.
@@ -56,9 +71,10 @@ pub(crate) struct Connector {
     pub(crate) login: Login,
 }
 
-/// A connection for the guard's commands.
+/// Connections for the guard's commands, to one server.
 pub(crate) struct Opened {
-    pub(crate) connection: MultiplexedConnection,
+    /// At least one.
+    pub(crate) connections: Vec<(MultiplexedConnection, Option<Driver>)>,
     pub(crate) reading: Option<TimedReading>,
     /// The number of the credentials with which the connection is logged in.
     pub(crate) login: u64,
@@ -66,14 +82,16 @@ pub(crate) struct Opened {
 
 impl Connector {
     /// Leads to one server.
-    pub(crate) fn new(client: &Client, answer: Duration) -> Self {
-        Self::to(Arc::new(SingleEndpoint::new(client, false)), answer)
+    pub(crate) fn new(client: &Client, settings: impl Into<ConnectionSettings>) -> Self {
+        Self::to(Arc::new(SingleEndpoint::new(client, false)), settings)
     }
 
-    pub(crate) fn to(endpoint: Arc<dyn Endpoint>, answer: Duration) -> Self {
+    pub(crate) fn to(endpoint: Arc<dyn Endpoint>, settings: impl Into<ConnectionSettings>) -> Self {
+        let settings = settings.into();
         Self {
             endpoint,
-            answer,
+            answer: settings.command_timeout,
+            connections: settings.connections,
             idle: IDLE,
             clock: CLOCK_PERIOD,
             outages: Arc::default(),
@@ -90,30 +108,65 @@ impl Connector {
     /// sentinels, it connects to the server that they name now, and later additional connections go to the same server.
     pub(crate) async fn anew(&self) -> RedisResult<Opened> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
-        let (mut connection, login) = self.connect(&server).await?;
-        let reading = bounded(self.probing(), self.endpoint.look(&mut connection)).await?;
+        let (first, reading, login) = self.probed(&server).await?;
         self.endpoint.found(&server);
-        Ok(Opened { connection, reading, login })
+        let connections = self.with_further(first, &server).await;
+        Ok(Opened { connections, reading, login })
+    }
+
+    /// Connects and checks that the server answers: it accepts a connection for which it has no room, and closes it then.
+    async fn probed(
+        &self,
+        server: &ServerAddress,
+    ) -> RedisResult<((MultiplexedConnection, Option<Driver>), Option<TimedReading>, u64)> {
+        let ((mut connection, driver), login) = self.connect(server, Driver::connect).await?;
+        let reading = bounded(self.probing(), self.endpoint.look(&mut connection)).await?;
+        Ok(((connection, driver), reading, login))
+    }
+
+    /// Opens the further connections, all at once. If some cannot be opened, the commands share the others.
+    async fn with_further(
+        &self,
+        first: (MultiplexedConnection, Option<Driver>),
+        server: &ServerAddress,
+    ) -> Vec<(MultiplexedConnection, Option<Driver>)> {
+        let mut connections = vec![first];
+        for opened in join_all((1..self.connections).map(|_| self.probed(server))).await {
+            match opened {
+                Ok((connection, ..)) => connections.push(connection),
+                Err(error) => {
+                    let reason = self.text_of(&self.failure(error));
+                    tracing::warn!(target: log::REDIS, %reason, connections = self.connections, "can not open a further connection to redis");
+                }
+            }
+        }
+        connections
     }
 
     /// Opens a separate connection for commands, to the server that the guard's connection leads to.
     pub(crate) async fn commands(&self) -> RedisResult<(MultiplexedConnection, Option<TimedReading>)> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.current()).await?;
         self.endpoint.glimpsed(&server);
-        let (mut connection, _) = self.connect(&server).await?;
+        let open = async |client: &Client, config| {
+            client.get_multiplexed_async_connection_with_config(&config).await
+        };
+        let (mut connection, _) = self.connect(&server, open).await?;
         let probe = read_clock(&mut connection, self.endpoint.may_be_demoted());
         let reading = bounded(self.probing(), probe).await?;
         Ok((connection, reading))
     }
 
-    async fn connect(&self, server: &ServerAddress) -> RedisResult<(MultiplexedConnection, u64)> {
+    async fn connect<T>(
+        &self,
+        server: &ServerAddress,
+        open: impl AsyncFnOnce(&Client, AsyncConnectionConfig) -> RedisResult<T>,
+    ) -> RedisResult<(T, u64)> {
         let issue = self.login.present().await?;
         let rotating = issue.as_ref().map(|issue| issue.client_of(&server.commands, None)).transpose()?;
         let client = rotating.as_ref().unwrap_or(&server.commands);
         // Every caller limits the time of its command, because it knows the rest of its budget.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
-        let opening = client.get_multiplexed_async_connection_with_config(&config);
-        let opened = self.open(self.opening(), opening).await;
+        let opened = self.open(self.opening(), open(client, config)).await;
         let opened = self.explained(client, opened).await;
         self.logged_in(issue.as_ref(), opened)
     }
@@ -303,6 +356,121 @@ impl Connector {
     }
 }
 
+/// The task that drives a connection of [`Driver::connect`]. Ends when this is dropped.
+pub(crate) struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Driver {
+    /// Connects, and drives the connection in a task of this runtime so that its writes carry many commands ([`BatchedStream`]). With
+    /// `None` instead of a driver, redis-rs has opened the connection and drives it: over TLS, and on a runtime of one thread, which runs
+    /// tasks in the order in which they were woken.
+    async fn connect(
+        client: &Client,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<(MultiplexedConnection, Option<Self>)> {
+        let info = client.get_connection_info();
+        let is_threaded = Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread;
+        match info.addr() {
+            ConnectionAddr::Tcp(host, port) if is_threaded => {
+                let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
+                Self::drive(info, stream, config).await
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) if is_threaded => {
+                Self::drive(info, UnixStream::connect(path).await?, config).await
+            }
+            _ => Ok((client.get_multiplexed_async_connection_with_config(&config).await?, None)),
+        }
+    }
+
+    async fn drive(
+        info: &ConnectionInfo,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<(MultiplexedConnection, Option<Self>)> {
+        let stream = BatchedStream { stream, has_read: false };
+        let (connection, driver) =
+            MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
+        Ok((connection, Some(Self(tokio::spawn(driver).abort_handle()))))
+    }
+}
+
+/// Connects to the first address of the host that accepts.
+async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
+    let attempts: Vec<_> =
+        lookup_host((host, port)).await?.map(|address| Box::pin(TcpStream::connect(address))).collect();
+    if attempts.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address"));
+    }
+    let (stream, _) = select_ok(attempts).await?;
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(&stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(stream)
+}
+
+/// A stream to a server that lets the callers run whose replies it has just read, before its driver runs again.
+///
+/// Tokio runs the task next that a running task wakes. So the first of these callers would wake the driver by its next command, and the
+/// driver would write that one command, and so on for each of them. Here the driver is already waiting for its turn, behind all of them: it
+/// wakes itself when it has read all that there is.
+struct BatchedStream<S> {
+    stream: S,
+    /// Whether the driver has read anything since it last woke itself.
+    has_read: bool,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for BatchedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if polled.is_ready() {
+            self.has_read = true;
+        } else if std::mem::take(&mut self.has_read) {
+            cx.waker().wake_by_ref();
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for BatchedStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
 /// Installs a provider of cryptography for TLS if there is none. rustls selects none by itself if the program's crates
 /// contain two providers, and panics. Without the feature `tls`, TLS connections use the program's provider, or fail.
 fn provide_cryptography() {
@@ -368,7 +536,7 @@ impl MessageSink {
     }
 
     /// Sends AUTH. Only for a connection with credentials that rotate.
-    pub(crate) async fn auth(&mut self, auth: &Cmd) -> RedisResult<Value> {
+    async fn auth(&mut self, auth: &Cmd) -> RedisResult<Value> {
         match self {
             Self::Resp2(_) => {
                 Err(RedisError::from((redis::ErrorKind::Client, "no AUTH while subscribed in RESP2")))

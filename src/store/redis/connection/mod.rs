@@ -1,5 +1,10 @@
-//! The supervisor of the connection that carries commands. It is also the circuit breaker, and reports the state of the
-//! connection and of the server's clock.
+//! The supervisor of the connections that carry commands to one server. It has their circuit breakers, and reports their state and the
+//! server's clock.
+//!
+//! There may be several [connections](crate::StampedeGuardBuilder::connections), because one is driven by one task. They are opened
+//! together, to the same server, and if one is lost all are: so a process never uses two primaries at once. The commands of one key share
+//! a connection, so the server runs them in the order in which they were sent: the release of a lease whose ACQUIRE was not answered in
+//! time cannot overtake it.
 //!
 //! While there is no connection, a command fails in microseconds, and one background task, the reconnect task, reconnects.
 //! Callers wait for it only before an attempt has failed: for the first connection, and after a connection was cut, unless
@@ -18,18 +23,20 @@ pub(crate) mod send;
 mod tests;
 
 use std::future::poll_fn;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use self::breaker::BulkLimit;
-use self::breaker::{CircuitBreaker, silent};
-use self::connector::{Connector, Outage};
+use self::breaker::{CircuitBreaker, silence_limit, silent};
+use self::connector::{Connector, Driver, Outage};
 use super::endpoint::{TimedReading, host_ms};
 use super::errors::OutageLog;
 use super::errors::RefusalLog;
@@ -54,7 +61,6 @@ pub(super) struct Supervisor {
     changes: watch::Sender<u64>,
     /// Wakes the reconnect task to check the connection.
     look: Arc<Notify>,
-    breaker: CircuitBreaker,
     bulk_limit: BulkLimit,
     created_at: Instant,
     /// What the server's clock showed at `created_at`, in milliseconds.
@@ -84,7 +90,7 @@ enum ConnectionState {
     /// until the limit of silence has passed: an attempt whose packets are lost lasts for several budgets, and each request
     /// would spend its whole budget.
     Connecting(Instant),
-    Up(LiveConnection),
+    Up(LiveConnections),
     /// Callers fail at once, for this reason.
     Down(Option<StoreError>),
     Closed,
@@ -106,21 +112,65 @@ impl Loss {
     }
 }
 
+/// The connections of one generation, all to the same server.
+struct LiveConnections {
+    generation: u64,
+    opened_at: Instant,
+    /// At least one.
+    all: Vec<LiveConnection>,
+}
+
 #[derive(Clone)]
 struct LiveConnection {
     generation: u64,
     /// Unique among all connections of this process, to any server.
     session: u64,
     connection: MultiplexedConnection,
+    traffic: Arc<Traffic>,
+}
+
+/// What the callers of one connection share.
+struct Traffic {
+    breaker: CircuitBreaker,
     /// On a runtime of one thread.
-    pacing: Option<Arc<Pacing>>,
-    opened_at: Instant,
+    pacing: Option<Pacing>,
+    /// Ends with the last caller.
+    _driver: Option<Driver>,
+}
+
+impl LiveConnections {
+    /// For the runtime of the caller.
+    fn new(generation: u64, opened: Vec<(MultiplexedConnection, Option<Driver>)>, answer: Duration) -> Self {
+        let has_one_thread = Handle::current().metrics().num_workers() == 1;
+        let live = |(connection, _driver)| LiveConnection {
+            generation,
+            session: SESSIONS.fetch_add(1, Ordering::Relaxed) + 1,
+            connection,
+            traffic: Arc::new(Traffic {
+                breaker: CircuitBreaker::new(answer),
+                pacing: has_one_thread.then(Pacing::default),
+                _driver,
+            }),
+        };
+        Self { generation, opened_at: Instant::now(), all: opened.into_iter().map(live).collect() }
+    }
+
+    /// The connection of `key`, the same one for all names of a resource: only the part in braces counts, as in a cluster. On the hit
+    /// path.
+    fn of(&self, key: &str) -> Option<&LiveConnection> {
+        if self.all.len() < 2 {
+            return self.all.first();
+        }
+        let tag = key.split_once('{').and_then(|(_, rest)| Some(rest.split_once('}')?.0)).unwrap_or(key);
+        let mut hasher = DefaultHasher::new();
+        hasher.write(tag.as_bytes());
+        self.all.get(hasher.finish() as usize % self.all.len())
+    }
 }
 
 impl Supervisor {
     pub(super) fn new(connector: Connector) -> Arc<Self> {
         Arc::new(Self {
-            breaker: CircuitBreaker::new(connector.answer),
             bulk_limit: BulkLimit::default(),
             connector,
             slot: Mutex::new(ConnectionSlot {
@@ -148,7 +198,7 @@ impl Supervisor {
 
     /// The reason why commands fail at present, if they do.
     pub(super) fn down(&self) -> Option<StoreError> {
-        self.current().err()
+        self.current("").err()
     }
 
     /// Requests a check of the connection, because it may have broken. Without this check, the next command would fail if the
@@ -168,7 +218,7 @@ impl Supervisor {
     }
 
     /// What the server's clock showed at `moment`, in milliseconds; this machine's clock before the first reading.
-    pub(super) fn clock_at(&self, moment: Instant) -> u64 {
+    fn clock_at(&self, moment: Instant) -> u64 {
         self.known_clock_at(moment).unwrap_or_else(host_ms)
     }
 
@@ -185,11 +235,11 @@ impl Supervisor {
         self.changed();
     }
 
-    /// The connection; `None` if the caller has to wait for the present attempt to connect, or start one. On the hit path.
-    fn current(&self) -> StoreResult<Option<LiveConnection>> {
+    /// The connection for `key`; `None` if the caller has to wait for the present attempt to connect, or start one. On the hit path.
+    fn current(&self, key: &str) -> StoreResult<Option<LiveConnection>> {
         match &self.slot().state {
-            ConnectionState::Up(up) => Ok(Some(up.clone())),
-            ConnectionState::Connecting(since) if self.breaker.trips_after(since.elapsed()) => Err(silent()),
+            ConnectionState::Up(up) => Ok(up.of(key).cloned()),
+            ConnectionState::Connecting(since) if self.is_silent(*since) => Err(silent()),
             ConnectionState::Idle | ConnectionState::Connecting(_) => Ok(None),
             ConnectionState::Down(why) => {
                 Err(why.clone().unwrap_or_else(|| StoreError::new(StoreErrorKind::Unavailable)))
@@ -198,7 +248,17 @@ impl Supervisor {
         }
     }
 
-    /// Drops the connection of `generation`, if it is still the current one.
+    /// Whether the server has been silent for too long since then.
+    fn is_silent(&self, since: Instant) -> bool {
+        since.elapsed() >= silence_limit(self.connector.answer)
+    }
+
+    /// How many connections for commands are open.
+    pub(super) fn open(&self) -> usize {
+        if let ConnectionState::Up(up) = &self.slot().state { up.all.len() } else { 0 }
+    }
+
+    /// Drops the connections of `generation`, if they are still the current ones.
     fn lose(&self, generation: u64, why: &StoreError, loss: Loss) {
         let (lost, is_news) = {
             let slot = &mut *self.slot();
@@ -259,9 +319,7 @@ impl Supervisor {
     pub(crate) fn link(&self) -> (LinkState, Option<StoreError>) {
         match &self.slot().state {
             ConnectionState::Idle => (LinkState::Idle, None),
-            ConnectionState::Connecting(since) if self.breaker.trips_after(since.elapsed()) => {
-                (LinkState::Down, Some(silent()))
-            }
+            ConnectionState::Connecting(since) if self.is_silent(*since) => (LinkState::Down, Some(silent())),
             ConnectionState::Connecting(_) => (LinkState::Connecting, None),
             ConnectionState::Up(_) => (LinkState::Up, None),
             ConnectionState::Down(why) => (LinkState::Down, why.clone()),
@@ -299,7 +357,7 @@ const FEW: usize = 16;
 /// half of them let the others run first, the server answers one half while the other half runs. On several threads server and callers are
 /// busy at the same time anyway (docs/decisions/013-wake-all.md).
 #[derive(Debug, Default)]
-pub(super) struct Pacing {
+struct Pacing {
     /// How many callers wait for a reply, or have not continued yet.
     waiting: AtomicUsize,
     /// How many callers have continued since one of them let the others run first.
@@ -307,10 +365,10 @@ pub(super) struct Pacing {
 }
 
 /// A caller that waits for its reply.
-pub(super) struct PacedCaller<'a>(&'a Pacing);
+struct PacedCaller<'a>(&'a Pacing);
 
 impl Pacing {
-    pub(super) fn wait(&self) -> PacedCaller<'_> {
+    fn wait(&self) -> PacedCaller<'_> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         PacedCaller(self)
     }
@@ -318,7 +376,7 @@ impl Pacing {
 
 impl PacedCaller<'_> {
     /// Returns after the reply: at once, or after the tasks that are ready now.
-    pub(super) async fn continue_in_turn(self) {
+    async fn continue_in_turn(self) {
         let Pacing { waiting, continued } = self.0;
         let waiting = waiting.load(Ordering::Relaxed);
         if waiting < FEW || continued.fetch_add(1, Ordering::Relaxed) < waiting / 2 {

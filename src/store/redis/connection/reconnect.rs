@@ -3,18 +3,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connector::{Connector, Opened};
-use super::{ConnectionState, LiveConnection, Loss, SESSIONS, Supervisor};
+use super::{ConnectionState, LiveConnection, LiveConnections, Loss, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::endpoint::TimedReading;
@@ -52,7 +50,7 @@ impl TaskOwner for Supervisor {
 }
 
 /// Keeps a connection up while there is a supervisor.
-pub(super) async fn keep(reconnect_task: TaskRef<Supervisor>, connector: Connector, look: Arc<Notify>) {
+async fn keep(reconnect_task: TaskRef<Supervisor>, connector: Connector, look: Arc<Notify>) {
     let mut backoff = Backoff::new();
     loop {
         let opened = connector.anew().await;
@@ -80,31 +78,39 @@ impl TaskRef<Supervisor> {
                 || tokio::select! {
                     has_news = timeout(period, look.notified()) => has_news.is_ok(),
                     issue = connector.login.later_than(login) => {
-                        let Some(mut connection) = self.connection(generation) else { return };
                         let auth = issue.auth();
-                        let taken = connector.log_in(issue.number, connection.send_packed_command(&auth)).await;
-                        if let Ok(true) = taken {
-                            login = issue.number;
+                        for mut live in self.connections(generation) {
+                            let taken = connector.log_in(issue.number, live.connection.send_packed_command(&auth)).await;
+                            if let Ok(true) = taken {
+                                login = issue.number;
+                            }
+                            // An AUTH without an answer counts like any other command without one.
+                            self.note(&live, taken.map(|_| None));
                         }
-                        // An AUTH without an answer counts like any other command without one.
-                        self.note(generation, taken.map(|_| None));
                         false
                     }
                     () = self.until_cut(generation) => return,
                 };
-            let Some(mut connection) = self.connection(generation) else { return };
+            let connections = self.connections(generation);
+            if connections.is_empty() {
+                return;
+            }
             if recovers && opened_at.elapsed() >= STABLE {
                 self.is_back(opened_at);
                 recovers = false;
             }
-            if !has_news && checked_at.elapsed() < connector.clock && !self.has_to_look() {
+            if !has_news && checked_at.elapsed() < connector.clock && !self.has_to_look(&connections) {
                 continue;
             }
             checked_at = Instant::now();
-            let reading = bounded(connector.answer, connector.endpoint.look(&mut connection)).await;
+            let mut is_late = false;
+            for mut live in connections {
+                let reading = bounded(connector.answer, connector.endpoint.look(&mut live.connection)).await;
+                is_late |= self.note(&live, reading);
+            }
             // A single missing answer may mean a slow server. If the next check, which follows at once, is not answered
             // either, the connection is silent.
-            again = self.note(generation, reading) && !again;
+            again = is_late && !again;
             tokio::select! {
                 has_new_primary = connector.endpoint.has_been_replaced() => if has_new_primary {
                     self.leave(generation);
@@ -120,18 +126,13 @@ impl TaskRef<Supervisor> {
     fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
         let supervisor = self.owner()?;
         match opened {
-            Ok(Opened { connection, reading, login: _ }) => {
+            Ok(Opened { connections, reading, login: _ }) => {
                 let generation = *supervisor.changes.borrow() + 1;
-                let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
-                let has_one_thread = Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread;
-                let pacing = has_one_thread.then(Arc::default);
-                let up =
-                    LiveConnection { generation, session, connection, pacing, opened_at: Instant::now() };
+                let up = LiveConnections::new(generation, connections, supervisor.connector.answer);
                 self.with(|supervisor| {
                     if let Some(reading) = reading {
                         supervisor.read(&reading);
                     }
-                    supervisor.breaker.reset();
                     supervisor.slot().state = ConnectionState::Up(up);
                 })?;
                 supervisor.changes.send_modify(|latest| *latest = generation);
@@ -155,12 +156,12 @@ impl TaskRef<Supervisor> {
         }
     }
 
-    /// The connection of `generation`, while it is the current one.
-    fn connection(&self, generation: u64) -> Option<MultiplexedConnection> {
-        let supervisor = self.owner()?;
+    /// The connections of `generation`; none if these are no longer the current ones.
+    fn connections(&self, generation: u64) -> Vec<LiveConnection> {
+        let Some(supervisor) = self.owner() else { return Vec::new() };
         match &supervisor.slot().state {
-            ConnectionState::Up(up) if up.generation == generation => Some(up.connection.clone()),
-            _ => None,
+            ConnectionState::Up(up) if up.generation == generation => up.all.clone(),
+            _ => Vec::new(),
         }
     }
 
@@ -168,10 +169,10 @@ impl TaskRef<Supervisor> {
     /// the known limit stays in effect.
     async fn read_limit(&self, generation: u64, within: Duration) {
         let is_due = || self.owner().is_some_and(|supervisor| supervisor.bulk_limit.take_unread());
-        let Some(mut connection) = self.connection(generation).filter(|_| is_due()) else { return };
+        let Some(mut live) = self.connections(generation).pop().filter(|_| is_due()) else { return };
         let config = redis::cmd("CONFIG").arg("GET").arg("proto-max-bulk-len").to_owned();
-        let answer = bounded(within, connection.send_packed_command(&config)).await;
-        drop(connection);
+        let answer = bounded(within, live.connection.send_packed_command(&config)).await;
+        drop(live);
         let settings = answer
             .and_then(|answer| redis::from_redis_value::<HashMap<String, usize>>(answer).map_err(Into::into));
         if let (Ok(settings), Some(supervisor)) = (settings, self.owner())
@@ -185,9 +186,13 @@ impl TaskRef<Supervisor> {
     async fn until_cut(&self, generation: u64) {
         loop {
             sleep(CUT_PERIOD).await;
-            let Some(mut connection) = self.connection(generation) else { return };
-            if let Some(error) = end_of(&mut connection) {
-                self.note(generation, Err(error));
+            let mut connections = self.connections(generation);
+            if connections.is_empty() {
+                return;
+            }
+            let ended = connections.iter_mut().find_map(|live| Some((end_of(&mut live.connection)?, live)));
+            if let Some((error, live)) = ended {
+                self.note(live, Err(error));
                 return;
             }
         }
@@ -208,12 +213,12 @@ impl TaskRef<Supervisor> {
         }
     }
 
-    /// Whether the connection needs a check although no task suspects it: it has received no answer since the last check,
-    /// or its server may have been demoted.
-    fn has_to_look(&self) -> bool {
+    /// Whether the connections need a check although no task suspects them: one has received no answer since the last check,
+    /// or their server may have been demoted.
+    fn has_to_look(&self, connections: &[LiveConnection]) -> bool {
         let Some(supervisor) = self.owner() else { return false };
-        let has_received = supervisor.breaker.take_received();
-        !has_received || supervisor.connector.endpoint.may_be_demoted()
+        let silent = connections.iter().filter(|live| !live.traffic.breaker.take_received()).count();
+        silent > 0 || supervisor.connector.endpoint.may_be_demoted()
     }
 
     /// Drops a working connection whose server is not the primary any more.
@@ -225,23 +230,24 @@ impl TaskRef<Supervisor> {
     }
 
     /// Records a reading of the clock; a failed reading counts as a failed command. Returns true if it had no answer in time.
-    fn note(&self, generation: u64, reading: RedisResult<Option<TimedReading>>) -> bool {
+    fn note(&self, live: &LiveConnection, reading: RedisResult<Option<TimedReading>>) -> bool {
         let Some(supervisor) = self.owner() else { return false };
+        let breaker = &live.traffic.breaker;
         match reading {
             Ok(reading) => {
-                supervisor.breaker.record_answer(None);
+                breaker.record_answer(None);
                 // The reconnect task's own check does not count as use of the connection.
-                supervisor.breaker.take_received();
+                breaker.take_received();
                 if let Some(reading) = reading {
                     supervisor.read(&reading);
                 }
             }
             Err(error) if error.is_timeout() => {
-                supervisor.handle_timeout(generation, supervisor.connector.answer);
+                supervisor.handle_timeout(live.generation, breaker, supervisor.connector.answer);
                 return true;
             }
             Err(error) => {
-                let _ = supervisor.judge(None, generation, None, Err(error));
+                let _ = supervisor.judge(None, live.generation, Err(error));
             }
         }
         false

@@ -8,8 +8,8 @@ use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
-use super::breaker::silent;
-use super::{LiveConnection, Loss, Supervisor};
+use super::breaker::{CircuitBreaker, silent};
+use super::{LiveConnection, Loss, Pacing, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
@@ -27,13 +27,14 @@ pub(crate) enum SendMode {
 }
 
 impl Supervisor {
-    /// Sends a command and waits for its reply, at most `within` in all. Also returns the session of the connection on which
+    /// Sends a command about `key` and waits for its reply, at most `within` in all. Also returns the session of the connection on which
     /// the reply came: all replies of one session are from one server, in the order of their commands.
     ///
     /// Some of the server's errors are returned as replies, because they belong to the protocol: NOSCRIPT,
     /// WRONGTYPE, and a cluster node's redirections.
     pub(crate) async fn send(
         self: &Arc<Self>,
+        key: &str,
         cmd: &Cmd,
         within: Duration,
         mut mode: SendMode,
@@ -41,14 +42,14 @@ impl Supervisor {
         let (began, mut left) = (Instant::now(), within);
         loop {
             self.bulk_limit.check(cmd)?;
-            let up = match self.current()? {
-                Some(up) => up,
+            let live = match self.current(key)? {
+                Some(live) => live,
                 // Boxed, so that every command's future is smaller.
-                None => Box::pin(self.first(&mut left)).await?,
+                None => Box::pin(self.first(key, &mut left)).await?,
             };
-            let LiveConnection { generation, session, mut connection, pacing, .. } = up;
-            let sent = self.breaker.begin(left);
-            let waits = pacing.as_deref().map(Pacing::wait);
+            let LiveConnection { generation, session, mut connection, traffic } = live;
+            let sent = traffic.breaker.begin(left);
+            let waits = traffic.pacing.as_ref().map(Pacing::wait);
             let reply = match mode {
                 #[cfg(feature = "cluster")]
                 SendMode::Asking => timeout(left, Box::pin(ask(&mut connection, cmd))).await,
@@ -57,7 +58,7 @@ impl Supervisor {
             if let Some(waits) = waits {
                 waits.continue_in_turn().await;
             }
-            match self.handle_reply(cmd, generation, left, sent, reply) {
+            match self.handle_reply(cmd, (generation, &traffic.breaker), left, sent, reply) {
                 // Repeated only once: the command itself may break connections, for example a read whose reply exceeds an output limit.
                 Err(error) if error.kind == StoreErrorKind::Broken && mode == SendMode::Repeat => {
                     (mode, left) = (SendMode::Once, within.saturating_sub(began.elapsed()));
@@ -68,9 +69,9 @@ impl Supervisor {
     }
 
     /// Waits for the first connection, at most `left`, and subtracts the time that it has waited from `left`.
-    async fn first(self: &Arc<Self>, left: &mut Duration) -> StoreResult<LiveConnection> {
+    async fn first(self: &Arc<Self>, key: &str, left: &mut Duration) -> StoreResult<LiveConnection> {
         let started = Instant::now();
-        let opened = timeout(*left, self.opened()).await;
+        let opened = timeout(*left, self.opened(key)).await;
         *left = left.saturating_sub(started.elapsed());
         // Not `TimedOut`: the command was not sent.
         opened.map_err(|_| StoreError::new(StoreErrorKind::Unavailable))?
@@ -80,7 +81,7 @@ impl Supervisor {
     pub(crate) async fn until_up(self: &Arc<Self>) -> StoreResult<()> {
         let mut changes = self.changes.subscribe();
         loop {
-            match self.opened().await {
+            match self.opened("").await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind == StoreErrorKind::Closed => return Err(error),
                 Err(_) => {
@@ -91,13 +92,13 @@ impl Supervisor {
     }
 
     /// Waits for the first connection. Starts the reconnect task if there is none.
-    pub(super) async fn opened(self: &Arc<Self>) -> StoreResult<LiveConnection> {
+    async fn opened(self: &Arc<Self>, key: &str) -> StoreResult<LiveConnection> {
         let mut changes = self.changes.subscribe();
         let mut started = false;
         loop {
             changes.mark_unchanged();
-            if let Some(up) = self.current()? {
-                return Ok(up);
+            if let Some(live) = self.current(key)? {
+                return Ok(live);
             }
             if self.start() {
                 if started {
@@ -117,28 +118,31 @@ impl Supervisor {
         while matches!(self.slot().state, super::ConnectionState::Connecting(_)) {
             let _ = changes.changed().await;
         }
-        self.opened().await.map(drop)
+        self.opened("").await.map(drop)
     }
 
     /// Handles a reply, or a time-out after `waited`.
     fn handle_reply(
         &self,
         cmd: &Cmd,
-        generation: u64,
+        (generation, breaker): (u64, &CircuitBreaker),
         waited: Duration,
         sent: Option<Instant>,
         reply: Result<RedisResult<Value>, Elapsed>,
     ) -> StoreResult<Value> {
         match reply {
             Ok(reply) => {
-                let judged = self.judge(Some(cmd), generation, sent, reply);
+                if reply.is_ok() {
+                    breaker.record_answer(sent);
+                }
+                let judged = self.judge(Some(cmd), generation, reply);
                 if judged.is_ok() {
                     self.refusals.carried_out(cmd);
                 }
                 judged
             }
             Err(_) => {
-                self.handle_timeout(generation, waited);
+                self.handle_timeout(generation, breaker, waited);
                 Err(StoreError::new(StoreErrorKind::TimedOut))
             }
         }
@@ -149,13 +153,11 @@ impl Supervisor {
         &self,
         cmd: Option<&Cmd>,
         generation: u64,
-        sent: Option<Instant>,
         reply: RedisResult<Value>,
     ) -> StoreResult<Value> {
         let mut answered = false;
         let error = match reply {
             Ok(Value::ServerError(error)) => {
-                self.breaker.record_answer(sent);
                 answered = true;
                 let redirects = || {
                     self.connector.endpoint.is_node() && matches!(error.code(), "MOVED" | "ASK" | "TRYAGAIN")
@@ -165,10 +167,7 @@ impl Supervisor {
                 }
                 RedisError::from(error)
             }
-            Ok(value) => {
-                self.breaker.record_answer(sent);
-                return Ok(value);
-            }
+            Ok(value) => return Ok(value),
             Err(error) => error,
         };
         let (mut kind, fate) = classify(&error);
@@ -197,13 +196,13 @@ impl Supervisor {
         Err(failure)
     }
 
-    /// Drops the connection if it has been silent for two deadlines; otherwise requests a check, because with little traffic each
+    /// Drops the connections if this one has been silent for two deadlines; otherwise requests a check, because with little traffic each
     /// command that is lost on a dead connection would count as a single slow one.
-    pub(super) fn handle_timeout(&self, generation: u64, waited: Duration) {
+    pub(super) fn handle_timeout(&self, generation: u64, breaker: &CircuitBreaker, waited: Duration) {
         if *self.changes.borrow() != generation {
             return;
         }
-        if !self.breaker.record_timeout(waited) {
+        if !breaker.record_timeout(waited) {
             let reason = self.connector.text_of(&StoreError::new(StoreErrorKind::TimedOut));
             warn_if!(log::REDIS, self.late.is_due(), %reason, ?waited, "redis does not answer a command in time");
             self.suspect();

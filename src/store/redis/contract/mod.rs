@@ -115,6 +115,7 @@ impl RedisStore {
         Health {
             topology: self.connections.topology,
             commands,
+            open_connections: self.commands.open(),
             inbox: self.inbox.link(),
             breaker,
             reason,
@@ -369,10 +370,10 @@ impl RedisStore {
 }
 
 /// The approximate size of the arguments of [`push_announcing`].
-pub(super) const ANNOUNCING_SIZE: usize = 224;
+const ANNOUNCING_SIZE: usize = 224;
 
 /// Adds an announcement as `announcing.lua` reads it: the last arguments of a script.
-pub(super) fn push_announcing(cmd: &mut Cmd, announcement: &Announcement, announcer: Uuid) {
+fn push_announcing(cmd: &mut Cmd, announcement: &Announcement, announcer: Uuid) {
     let Announcement { volume: _, id, attempt: _, creates, known_registry, term } = announcement;
     push_id(cmd, announcer);
     push_id(cmd, *id);
@@ -391,7 +392,7 @@ fn push_fresh(cmd: &mut Cmd, known_registry: Option<Uuid>) {
 }
 
 /// Parses the text of `announcing.lua`. The announcement has the id `id`.
-pub(super) fn read_audience(text: &[u8], id: Uuid) -> Option<Audience> {
+fn read_audience(text: &[u8], id: Uuid) -> Option<Audience> {
     let mut words = std::str::from_utf8(text).ok()?.split(' ');
     let registry = registry_state(&mut words)?;
     let at = LogPosition { number: words.next()?.parse().ok()?, id };

@@ -15,6 +15,7 @@ use super::server::{probe_at, settings};
 use crate::health::{Finding, Severity};
 use crate::store::redis::cluster::{Cluster, Coverage, MasterNode};
 use crate::store::redis::commands::Commands;
+use crate::store::redis::connection::connector::Connector;
 use crate::store::redis::endpoint::TimedReading;
 use crate::store::redis::errors::{Cause, bounded, code_of, reason, unquoted};
 use crate::store::redis::subscriber::channel;
@@ -53,7 +54,7 @@ pub(super) async fn examine(
     }
     let (connector, name) = target.map(|(master, name)| (master.server.connector.clone(), name.clone()))?;
     // Subscribes at any node: a message that is published at one node must reach all nodes.
-    let inbox = cluster.any_node(ANSWER);
+    let inbox = Connector { answer: ANSWER, ..cluster.any_node() };
     Some(ExaminedServer { connector, inbox, name, reached })
 }
 

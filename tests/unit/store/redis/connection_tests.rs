@@ -18,7 +18,7 @@ impl Supervisor {
         cmd: &Cmd,
         within: Duration,
     ) -> Result<Value, StoreError> {
-        self.send(cmd, within, SendMode::Once).await.map(|(reply, _)| reply)
+        self.send("", cmd, within, SendMode::Once).await.map(|(reply, _)| reply)
     }
 }
 
@@ -71,6 +71,10 @@ async fn server(then: Then) -> (String, watch::Receiver<usize>) {
     (url, look_count)
 }
 
+fn live(supervisor: &Supervisor) -> LiveConnection {
+    supervisor.current("").expect("up").expect("connected")
+}
+
 async fn supervisor(url: &str, idle: Duration) -> Arc<Supervisor> {
     let client = Client::open(url).expect("an address");
     let mut connector = Connector::new(&client, Duration::from_millis(50));
@@ -109,7 +113,7 @@ async fn a_used_connection_is_not_checked() {
     let used = async {
         let before = *look_count.borrow();
         for _ in 0..40 {
-            supervisor.breaker.record_answer(None);
+            live(&supervisor).traffic.breaker.record_answer(None);
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         *look_count.borrow() - before
@@ -126,7 +130,7 @@ async fn a_lost_command_causes_a_check_of_the_connection() {
     let supervisor = supervisor(&url, Duration::from_secs(3600)).await;
     let mut generations = supervisor.generations();
     let generation = *generations.borrow_and_update();
-    supervisor.handle_timeout(generation, Duration::from_millis(50));
+    supervisor.handle_timeout(generation, &live(&supervisor).traffic.breaker, Duration::from_millis(50));
     let replaced = timeout(Duration::from_secs(10), generations.wait_for(|generation| *generation >= 2));
     assert!(replaced.await.is_ok(), "it waits for the next lone command");
 }
@@ -279,7 +283,7 @@ async fn a_read_that_meets_a_broken_connection_is_repeated_once() {
     for (breaks, sent, record_answer) in [(1, 2, true), (3, 2, false)] {
         let (url, seen) = breaking_server(breaks).await;
         let supervisor = patient_supervisor(&url).await;
-        let read = supervisor.send(&get, Duration::from_secs(10), SendMode::Repeat).await;
+        let read = supervisor.send("", &get, Duration::from_secs(10), SendMode::Repeat).await;
         assert_eq!((*seen.borrow(), read.is_ok()), (sent, record_answer), "{breaks} breaks: {read:?}");
     }
 }
@@ -302,7 +306,10 @@ async fn callers_do_not_wait_after_a_second_break() {
     let get = redis::cmd("GET").arg("sg1:e:{ns:k}").to_owned();
     let (url, _seen) = breaking_server(usize::MAX).await;
     let supervisor = patient_supervisor(&url).await;
-    supervisor.send(&get, Duration::from_secs(10), SendMode::Repeat).await.expect_err("it is broken twice");
+    supervisor
+        .send("", &get, Duration::from_secs(10), SendMode::Repeat)
+        .await
+        .expect_err("it is broken twice");
     let refused =
         supervisor.send_once(&get, Duration::from_secs(10)).now_or_never().expect("it does not wait");
     assert_eq!(refused.expect_err("there is no connection").kind, StoreErrorKind::Unavailable);

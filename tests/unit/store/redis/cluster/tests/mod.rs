@@ -259,7 +259,7 @@ async fn a_closed_cluster_sends_no_commands() {
     assert!(closed(cluster.until_up().await) && closed(cluster.reach(&key_in(0)).await));
     // The cluster was closed while this command was in flight, and now the command is sent on to another node.
     let late = cluster.moved(0, second.address.clone()).expect("an address").server;
-    assert!(closed(late.send(redis::cmd("GET").arg("k"), SOON, SendMode::Once).await.map(drop)));
+    assert!(closed(late.send("", redis::cmd("GET").arg("k"), SOON, SendMode::Once).await.map(drop)));
     assert_eq!(second.commands(), Vec::<String>::new());
     assert_eq!(cluster.task.started(), refresh_tasks, "there is no other");
 }
