@@ -89,7 +89,7 @@ impl Replay {
 
 /// Decoded state that the callers of a shared read, or of a local copy, use together.
 struct SharedDecoding {
-    /// Unique in this process.
+    /// Unique in this process, if callers share it.
     number: u64,
     /// The metadata, and the offset at which the response begins in the payload; `None` if the entry is no response.
     meta: Option<(ResponseMeta, usize)>,
@@ -109,14 +109,11 @@ struct ReplayMoment {
 impl SharedDecoding {
     fn with<T>(entry: &Entry, shared: Option<&SharedValue>, read: impl FnOnce(&Self) -> T) -> T {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
-        let new = || Self {
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
-            meta: ResponseMeta::of(entry),
-            plain: RwLock::default(),
-        };
-        match shared.and_then(|shared| shared.get_or_init(|| Arc::new(new()) as _).downcast_ref()) {
+        let new = |number| Self { number, meta: ResponseMeta::of(entry), plain: RwLock::default() };
+        let numbered = || Arc::new(new(NUMBERS.fetch_add(1, Ordering::Relaxed))) as _;
+        match shared.and_then(|shared| shared.get_or_init(numbered).downcast_ref()) {
             Some(shared) => read(shared),
-            None => read(&new()),
+            None => read(&new(0)),
         }
     }
 }
@@ -139,7 +136,7 @@ thread_local! {
 /// entry is.
 struct ThreadReplays {
     /// Each decoding has one slot, by its number, which it shares with others.
-    slots: [Option<ReplaySlot>; REPLAYS_OF_THREAD],
+    slots: Vec<Option<ReplaySlot>>,
     /// The second, by the store's clock, in which slots were last cleared.
     second: u64,
 }
@@ -150,7 +147,7 @@ struct ReplaySlot {
     uses: u8,
     /// Whether it was served since slots were last cleared.
     is_used: bool,
-    kept: Option<(ReplayMoment, Replay)>,
+    replay: Option<(ReplayMoment, Replay)>,
 }
 
 /// `None` while the thread ends.
@@ -162,17 +159,19 @@ fn of_thread<T>(of: impl FnOnce(&mut ThreadReplays) -> T) -> Option<T> {
 enum ThreadReplay {
     Ready(Replay),
     /// There is none, but the thread serves the response often.
-    Wanted,
+    Frequent,
     Rare,
 }
 
 impl ThreadReplays {
     const fn new() -> Self {
-        Self { slots: [const { None }; REPLAYS_OF_THREAD], second: 0 }
+        Self { slots: Vec::new(), second: 0 }
     }
 
     fn find(&mut self, number: u64, moment: ReplayMoment, second: u64) -> ThreadReplay {
-        if self.second != second {
+        self.slots.resize_with(REPLAYS_OF_THREAD, || None);
+        // The clocks of two servers may differ.
+        if second > self.second {
             self.second = second;
             for slot in &mut self.slots {
                 slot.take_if(|slot| !slot.is_used);
@@ -185,9 +184,9 @@ impl ThreadReplays {
         match slot {
             Some(slot) if slot.number == number => {
                 (slot.uses, slot.is_used) = (slot.uses.saturating_add(1), true);
-                match &slot.kept {
+                match &slot.replay {
                     Some((at, replay)) if *at == moment => ThreadReplay::Ready(replay.clone()),
-                    _ if slot.uses >= OFTEN => ThreadReplay::Wanted,
+                    _ if slot.uses >= OFTEN => ThreadReplay::Frequent,
                     _ => ThreadReplay::Rare,
                 }
             }
@@ -196,16 +195,16 @@ impl ThreadReplays {
                 ThreadReplay::Rare
             }
             _ => {
-                *slot = Some(ReplaySlot { number, uses: 1, is_used: true, kept: None });
+                *slot = Some(ReplaySlot { number, uses: 1, is_used: true, replay: None });
                 ThreadReplay::Rare
             }
         }
     }
 
-    fn keep(&mut self, number: u64, moment: ReplayMoment, replay: Option<&Replay>) {
-        let slot = self.slots[number as usize % REPLAYS_OF_THREAD].as_mut();
+    fn store(&mut self, number: u64, moment: ReplayMoment, replay: Option<&Replay>) {
+        let slot = self.slots.get_mut(number as usize % REPLAYS_OF_THREAD).and_then(Option::as_mut);
         if let Some(slot) = slot.filter(|slot| slot.number == number) {
-            slot.kept = replay.map(|replay| (moment, replay.clone()));
+            slot.replay = replay.map(|replay| (moment, replay.clone()));
         }
     }
 }
@@ -250,12 +249,12 @@ impl EntryReader for ResponseReader<'_> {
             let found = of_thread(|replays| replays.find(*number, moment, now / 1000));
             let replay = match found.unwrap_or(ThreadReplay::Rare) {
                 ThreadReplay::Ready(replay) => replay,
-                ThreadReplay::Wanted if entry.payload.len() <= LONGEST_OF_THREAD => {
+                ThreadReplay::Frequent if entry.payload.len() <= LONGEST_OF_THREAD => {
                     let replay = decode(&Bytes::copy_from_slice(&entry.payload));
-                    of_thread(|replays| replays.keep(*number, moment, replay.as_ref()));
+                    of_thread(|replays| replays.store(*number, moment, replay.as_ref()));
                     replay?
                 }
-                ThreadReplay::Wanted | ThreadReplay::Rare => {
+                ThreadReplay::Frequent | ThreadReplay::Rare => {
                     let latest = read(plain);
                     let known =
                         latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());

@@ -157,6 +157,8 @@ pub(crate) struct ServerAddress {
 pub(crate) struct TimedReading {
     pub(crate) server_ms: u64,
     pub(crate) at: Instant,
+    /// How long the reading took.
+    pub(crate) round_trip: Duration,
 }
 
 impl ServerAddress {
@@ -226,16 +228,17 @@ pub(crate) async fn read_clock(
     connection: &mut MultiplexedConnection,
     role: bool,
 ) -> RedisResult<Option<TimedReading>> {
-    let (answers, role, at) = ask(connection, role).await?;
+    let (answers, role, sent) = ask(connection, role).await?;
     role.map_or(Ok(()), is_primary)?;
-    reading(answers, at)
+    reading(answers, sent)
 }
 
-/// Sends PING, TIME and, if `role`, ROLE. Returns the answers to PING and TIME, that to ROLE, and the moment of the reading.
+/// Sends PING, TIME and, if `role`, ROLE. Returns the answers to PING and TIME, that to ROLE, and when they were sent and how long
+/// they took.
 async fn ask(
     connection: &mut MultiplexedConnection,
     role: bool,
-) -> RedisResult<(Vec<Value>, Option<Value>, Instant)> {
+) -> RedisResult<(Vec<Value>, Option<Value>, (Instant, Duration))> {
     let mut probe = redis::pipe();
     probe.cmd("TIME");
     if role {
@@ -253,14 +256,17 @@ async fn ask(
         (Err(_), Value::ServerError(refusal)) => return Err(refusal.clone().into()),
         (answers, _) => answers?,
     };
-    // The server is assumed to have answered after half of the round trip.
-    let at = sent + sent.elapsed() / 2;
+    let sent = (sent, sent.elapsed());
     let role = if role { answers.pop() } else { None };
     answers.insert(0, ping);
-    Ok((answers, role, at))
+    Ok((answers, role, sent))
 }
 
-pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<TimedReading>> {
+/// The reading of commands that were sent at this moment and took so long.
+pub(crate) fn reading(
+    answers: Vec<Value>,
+    (sent, round_trip): (Instant, Duration),
+) -> RedisResult<Option<TimedReading>> {
     let [ping, time] = <[Value; 2]>::try_from(answers).map_err(|_| unexpected())?;
     match ping.extract_error() {
         Err(error) if error.code() != Some("NOPERM") => return Err(error),
@@ -274,7 +280,8 @@ pub(crate) fn reading(answers: Vec<Value>, at: Instant) -> RedisResult<Option<Ti
         Err(error) if error.code() == Some("NOPERM") => return Ok(None),
         Err(error) => return Err(error),
     };
-    Ok(Some(TimedReading { server_ms, at }))
+    // The server is assumed to have answered after half of the round trip.
+    Ok(Some(TimedReading { server_ms, at: sent + round_trip / 2, round_trip }))
 }
 
 /// Reads the answer to ROLE. Returns an error unless the server is a primary.

@@ -156,3 +156,16 @@ async fn the_next_commands_of_callers_that_are_answered_together_leave_together(
         assert!(reads < 64 * 50 / 2, "{reads} reads of 3,200 commands");
     }
 }
+
+/// One command is lost, and nobody sends another: the checks of all connections find out that the server hangs.
+#[tokio::test]
+async fn a_server_that_hangs_is_noticed_by_the_checks_of_all_connections() {
+    let server = RedisServer::start();
+    let policy = Policy::builder().command_timeout(ms(200)).coordination_budget(ms(400));
+    let guard = guard_of_four(&server.url(), policy.build().expect("valid")).await;
+    server.pause();
+    guard.get::<u32>("k").await.expect_err("the server hangs");
+    eventually("the breaker is open", SOON, async || guard.health().breaker == Breaker::Open).await;
+    server.resume();
+    eventually("all are back", SOON, async || guard.health().open_connections == 4).await;
+}

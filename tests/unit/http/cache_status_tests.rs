@@ -152,16 +152,16 @@ async fn an_own_answer_is_short_plain_and_not_storable() {
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "try again");
 }
 
-/// What `find` returns for these decodings, one after the other within one second: `r` for rare, `w` for wanted, `k` for a replay that was kept.
+/// What `find` returns for these decodings, one after the other within one second: `r` for rare, `f` for frequent, `o` for a replay of its own.
 fn found(replays: &mut ThreadReplays, numbers: &[u64], second: u64) -> String {
     let moment = ReplayMoment { age: second, ttl: None };
     let letter = |&number| match replays.find(number, moment, second) {
         ThreadReplay::Rare => 'r',
-        ThreadReplay::Ready(_) => 'k',
-        ThreadReplay::Wanted => {
+        ThreadReplay::Ready(_) => 'o',
+        ThreadReplay::Frequent => {
             let (response, trailers, times) = (Response::new(Bytes::new()), None, Times::default());
-            replays.keep(number, moment, Some(&Replay { response, trailers, times }));
-            'w'
+            replays.store(number, moment, Some(&Replay { response, trailers, times }));
+            'f'
         }
     };
     numbers.iter().map(letter).collect()
@@ -170,14 +170,14 @@ fn found(replays: &mut ThreadReplays, numbers: &[u64], second: u64) -> String {
 #[test]
 fn a_thread_has_replays_of_what_it_serves_often_and_drops_those_that_it_does_not_serve_for_a_second() {
     let mut replays = ThreadReplays::new();
-    assert_eq!(found(&mut replays, &[7; 20], 1), "rrrrrrrrrrrrrrrwkkkk");
+    assert_eq!(found(&mut replays, &[7; 20], 1), "rrrrrrrrrrrrrrrfoooo");
     // It is written anew for each moment, while it is served often enough.
-    assert_eq!(found(&mut replays, &[7; 10], 2), "rrrrrwkkkk");
+    assert_eq!(found(&mut replays, &[7; 10], 2), "rrrrrfoooo");
     // Another decoding of the same slot does not displace it, unless it is served more often.
     let other = 7 + REPLAYS_OF_THREAD as u64;
-    assert_eq!(found(&mut replays, &[7, other, 7, 7, other, 7, 7], 2), "krkkrkk");
+    assert_eq!(found(&mut replays, &[7, other, 7, 7, other, 7, 7], 2), "orooroo");
     // The first was served 23 times more often, and the other becomes frequent at its sixteenth time in the slot.
-    let often = "r".repeat(23 + 15) + "wkk";
+    let often = "r".repeat(23 + 15) + "foo";
     assert_eq!(found(&mut replays, &[other; 41], 2), often);
     // Nobody asks in this second, and in the next one it is gone.
     assert_eq!(found(&mut replays, &[1], 3), "r");

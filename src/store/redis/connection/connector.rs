@@ -8,6 +8,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ pub(crate) struct Connector {
 /// Connections for the guard's commands, to one server.
 pub(crate) struct Opened {
     /// At least one.
-    pub(crate) connections: Vec<(MultiplexedConnection, Option<Driver>)>,
+    pub(crate) connections: Vec<DrivenConnection>,
     pub(crate) reading: Option<TimedReading>,
     /// The number of the credentials with which the connection is logged in.
     pub(crate) login: u64,
@@ -108,37 +109,55 @@ impl Connector {
     /// sentinels, it connects to the server that they name now, and later additional connections go to the same server.
     pub(crate) async fn anew(&self) -> RedisResult<Opened> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
-        let (first, reading, login) = self.probed(&server).await?;
+        let began = Instant::now();
+        let (first, reading, login) = self.probed(&server, None).await?;
         self.endpoint.found(&server);
-        let connections = self.with_further(first, &server).await;
+        let connections =
+            self.with_further((first, login), &server, began.elapsed() * 2 + self.probing()).await;
+        // The credentials of the one that has the oldest are renewed first.
+        let login = connections.iter().map(|(_, login)| *login).min().unwrap_or(login);
+        let connections = connections.into_iter().map(|(connection, _)| connection).collect();
         Ok(Opened { connections, reading, login })
     }
 
-    /// Connects and checks that the server answers: it accepts a connection for which it has no room, and closes it then.
+    /// Connects and checks that the server answers: it accepts a connection for which it has no room, and closes it then. With the
+    /// number of its credentials.
     async fn probed(
         &self,
         server: &ServerAddress,
-    ) -> RedisResult<((MultiplexedConnection, Option<Driver>), Option<TimedReading>, u64)> {
-        let ((mut connection, driver), login) = self.connect(server, Driver::connect).await?;
+        address: Option<SocketAddr>,
+    ) -> RedisResult<(DrivenConnection, Option<TimedReading>, u64)> {
+        let is_one_of_several = self.connections > 1;
+        let open =
+            async |client: &Client, config| Driver::connect(client, config, address, is_one_of_several).await;
+        let ((mut connection, driver), login) = self.connect(server, open).await?;
         let reading = bounded(self.probing(), self.endpoint.look(&mut connection)).await?;
         Ok(((connection, driver), reading, login))
     }
 
-    /// Opens the further connections, all at once. If some cannot be opened, the commands share the others.
+    /// Opens the further connections, all at once and each in this time, to the address of the first. If some cannot be opened, the
+    /// commands share the others.
     async fn with_further(
         &self,
-        first: (MultiplexedConnection, Option<Driver>),
+        first: (DrivenConnection, u64),
         server: &ServerAddress,
-    ) -> Vec<(MultiplexedConnection, Option<Driver>)> {
+        within: Duration,
+    ) -> Vec<(DrivenConnection, u64)> {
         let mut connections = vec![first];
-        for opened in join_all((1..self.connections).map(|_| self.probed(server))).await {
+        let Some(Driver { address, .. }) = connections[0].0.1 else { return connections };
+        let opening = (1..self.connections).map(|_| bounded(within, self.probed(server, address)));
+        let mut failed = None;
+        for opened in join_all(opening).await {
             match opened {
-                Ok((connection, ..)) => connections.push(connection),
-                Err(error) => {
-                    let reason = self.text_of(&self.failure(error));
-                    tracing::warn!(target: log::REDIS, %reason, connections = self.connections, "can not open a further connection to redis");
-                }
+                Ok((connection, _, login)) => connections.push((connection, login)),
+                Err(error) => failed = Some(error),
             }
+        }
+        if let Some(error) = failed {
+            let (reason, open) = (self.text_of(&self.failure(error)), connections.len());
+            tracing::warn!(
+                target: log::REDIS, %reason, open, wanted = self.connections, "can not open all connections to redis"
+            );
         }
         connections
     }
@@ -356,33 +375,47 @@ impl Connector {
     }
 }
 
+/// A connection, and its driver unless redis-rs has spawned that.
+pub(crate) type DrivenConnection = (MultiplexedConnection, Option<Driver>);
+
 /// The task that drives a connection of [`Driver::connect`]. Ends when this is dropped.
-pub(crate) struct Driver(AbortHandle);
+pub(crate) struct Driver {
+    task: AbortHandle,
+    /// The server's address; `None` for a Unix socket.
+    address: Option<SocketAddr>,
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
 impl Driver {
-    /// Connects, and drives the connection in a task of this runtime so that its writes carry many commands ([`BatchedStream`]). With
-    /// `None` instead of a driver, redis-rs has opened the connection and drives it: over TLS, and on a runtime of one thread, which runs
-    /// tasks in the order in which they were woken.
+    /// Connects to `address`, or else to the client's, and drives the connection in a task of this runtime so that its writes carry many
+    /// commands ([`BatchedStream`]). Without a driver, redis-rs has opened the connection and drives it: over TLS, and for a single
+    /// connection on a runtime of one thread, which runs tasks in the order in which they were woken.
     async fn connect(
         client: &Client,
         config: AsyncConnectionConfig,
-    ) -> RedisResult<(MultiplexedConnection, Option<Self>)> {
+        address: Option<SocketAddr>,
+        is_one_of_several: bool,
+    ) -> RedisResult<DrivenConnection> {
         let info = client.get_connection_info();
         let is_threaded = Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread;
         match info.addr() {
-            ConnectionAddr::Tcp(host, port) if is_threaded => {
-                let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
-                Self::drive(info, stream, config).await
+            ConnectionAddr::Tcp(host, port) if is_threaded || is_one_of_several => {
+                let addresses = match address {
+                    Some(address) => vec![address],
+                    None => lookup_host((host.as_str(), *port)).await?.collect(),
+                };
+                let stream = connect_tcp(addresses, info.tcp_settings()).await?;
+                let address = stream.peer_addr().ok();
+                Self::drive(info, (stream, address), config).await
             }
             #[cfg(unix)]
-            ConnectionAddr::Unix(path) if is_threaded => {
-                Self::drive(info, UnixStream::connect(path).await?, config).await
+            ConnectionAddr::Unix(path) if is_threaded || is_one_of_several => {
+                Self::drive(info, (UnixStream::connect(path).await?, None), config).await
             }
             _ => Ok((client.get_multiplexed_async_connection_with_config(&config).await?, None)),
         }
@@ -390,23 +423,22 @@ impl Driver {
 
     async fn drive(
         info: &ConnectionInfo,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        (stream, address): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, Option<SocketAddr>),
         config: AsyncConnectionConfig,
-    ) -> RedisResult<(MultiplexedConnection, Option<Self>)> {
+    ) -> RedisResult<DrivenConnection> {
         let stream = BatchedStream { stream, has_read: false };
         let (connection, driver) =
             MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
-        Ok((connection, Some(Self(tokio::spawn(driver).abort_handle()))))
+        Ok((connection, Some(Self { task: tokio::spawn(driver).abort_handle(), address })))
     }
 }
 
-/// Connects to the first address of the host that accepts.
-async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
-    let attempts: Vec<_> =
-        lookup_host((host, port)).await?.map(|address| Box::pin(TcpStream::connect(address))).collect();
-    if attempts.is_empty() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address"));
+/// Connects to the first of these addresses that accepts.
+async fn connect_tcp(addresses: Vec<SocketAddr>, settings: &TcpSettings) -> io::Result<TcpStream> {
+    if addresses.is_empty() {
+        return Err(io::Error::other("the name of the host has no address"));
     }
+    let attempts = addresses.into_iter().map(|address| Box::pin(TcpStream::connect(address)));
     let (stream, _) = select_ok(attempts).await?;
     stream.set_nodelay(settings.nodelay())?;
     let socket = SockRef::from(&stream);

@@ -2,9 +2,9 @@
 //! server's clock.
 //!
 //! There may be several [connections](crate::StampedeGuardBuilder::connections), because one is driven by one task. They are opened
-//! together, to the same server, and if one is lost all are: so a process never uses two primaries at once. The commands of one key share
-//! a connection, so the server runs them in the order in which they were sent: the release of a lease whose ACQUIRE was not answered in
-//! time cannot overtake it.
+//! together, to one address, and if one is lost all are: so a process never uses two primaries at once. The commands of one key share
+//! a connection, and the server runs them in the order in which they were sent: the release of a lease whose ACQUIRE was not answered in
+//! time does not overtake it while these connections last.
 //!
 //! While there is no connection, a command fails in microseconds, and one background task, the reconnect task, reconnects.
 //! Callers wait for it only before an attempt has failed: for the first connection, and after a connection was cut, unless
@@ -36,7 +36,7 @@ use tokio::time::Instant;
 
 use self::breaker::BulkLimit;
 use self::breaker::{CircuitBreaker, silence_limit, silent};
-use self::connector::{Connector, Driver, Outage};
+use self::connector::{Connector, DrivenConnection, Driver, Outage};
 use super::endpoint::{TimedReading, host_ms};
 use super::errors::OutageLog;
 use super::errors::RefusalLog;
@@ -140,7 +140,7 @@ struct Traffic {
 
 impl LiveConnections {
     /// For the runtime of the caller.
-    fn new(generation: u64, opened: Vec<(MultiplexedConnection, Option<Driver>)>, answer: Duration) -> Self {
+    fn new(generation: u64, opened: Vec<DrivenConnection>, answer: Duration) -> Self {
         let has_one_thread = Handle::current().metrics().num_workers() == 1;
         let live = |(connection, _driver)| LiveConnection {
             generation,
@@ -293,9 +293,8 @@ impl Supervisor {
         let offset = server_ms - self.ms_since_creation(reading.at) as i64;
         let before = self.offset.swap(offset, Ordering::Relaxed);
         self.read_at.store(self.ms_since_creation(reading.at), Ordering::Relaxed);
-        // `at` is the middle of the round trip.
-        let round_trip = reading.at.elapsed().as_micros() * 2;
-        self.round_trip.store(u64::try_from(round_trip).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.round_trip
+            .store(u64::try_from(reading.round_trip.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
         if before != UNKNOWN {
             self.largest_jump.fetch_max(offset.abs_diff(before), Ordering::Relaxed);
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
@@ -78,14 +79,18 @@ impl TaskRef<Supervisor> {
                 || tokio::select! {
                     has_news = timeout(period, look.notified()) => has_news.is_ok(),
                     issue = connector.login.later_than(login) => {
-                        let auth = issue.auth();
-                        for mut live in self.connections(generation) {
-                            let taken = connector.log_in(issue.number, live.connection.send_packed_command(&auth)).await;
-                            if let Ok(true) = taken {
-                                login = issue.number;
-                            }
+                        let (auth, connections) = (issue.auth(), self.connections(generation));
+                        let taken = join_all(connections.into_iter().map(async |mut live| {
+                            let sent = live.connection.send_packed_command(&auth);
+                            let taken = connector.log_in(issue.number, sent).await;
+                            let is_taken = matches!(taken, Ok(true));
                             // An AUTH without an answer counts like any other command without one.
                             self.note(&live, taken.map(|_| None));
+                            is_taken
+                        }));
+                        // Those that did not take it receive it again, with those that did.
+                        if !taken.await.contains(&false) {
+                            login = issue.number;
                         }
                         false
                     }
@@ -103,14 +108,13 @@ impl TaskRef<Supervisor> {
                 continue;
             }
             checked_at = Instant::now();
-            let mut is_late = false;
-            for mut live in connections {
+            let late = join_all(connections.into_iter().map(async |mut live| {
                 let reading = bounded(connector.answer, connector.endpoint.look(&mut live.connection)).await;
-                is_late |= self.note(&live, reading);
-            }
+                self.note(&live, reading)
+            }));
             // A single missing answer may mean a slow server. If the next check, which follows at once, is not answered
             // either, the connection is silent.
-            again = is_late && !again;
+            again = late.await.contains(&true) && !again;
             tokio::select! {
                 has_new_primary = connector.endpoint.has_been_replaced() => if has_new_primary {
                     self.leave(generation);

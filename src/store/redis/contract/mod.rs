@@ -244,7 +244,8 @@ impl RedisStore {
         for tag in tags {
             push_key(&mut cmd, b't', tag.name());
         }
-        match self.commands.send("", &cmd, within, SendMode::Repeat).await? {
+        let key = entries.first().or_else(|| tags.first()).map_or("", Key::name);
+        match self.commands.send(key, &cmd, within, SendMode::Repeat).await? {
             Value::Array(values) if values.len() == entries.len() + tags.len() => Ok(values),
             _ => Err(not_understood()),
         }

@@ -119,8 +119,10 @@ fn failing_persistence_and_replicas_are_reported() {
 #[test]
 fn a_clock_that_jumps_or_differs_from_the_guards_reading_is_a_warning() {
     let host = host_ms();
-    let at =
-        |ahead: u64| (TimedReading { server_ms: host + ahead, at: Instant::now() }, Duration::from_millis(1));
+    let at = |ahead: u64| {
+        let round_trip = Duration::from_millis(1);
+        (TimedReading { server_ms: host + ahead, at: Instant::now(), round_trip }, round_trip)
+    };
     let warned = |readings: &[_], believed| {
         clock(readings, believed).into_iter().filter(|finding| finding.severity == Severity::Warning).count()
     };

@@ -46,7 +46,7 @@ fn reply(bytes: &[u8]) {
     let _ = read_renew_member(reply.clone());
     let _ = endpoint::is_primary(reply.clone());
     if let Value::Array(answers) = &reply {
-        let _ = endpoint::reading(answers.clone(), tokio::time::Instant::now());
+        let _ = endpoint::reading(answers.clone(), (tokio::time::Instant::now(), std::time::Duration::ZERO));
     }
     for finding in doctor::read_any(&reply) {
         assert!(!finding.to_string().is_empty());
