@@ -84,12 +84,12 @@ pub(crate) fn guard() -> StampedeGuard {
     StampedeGuard::builder(MemoryStore::new()).policy(policy).build().expect("valid")
 }
 
-fn uris() -> Arc<[Uri]> {
+pub(crate) fn uris() -> Arc<[Uri]> {
     (0..URIS).map(|n| format!("/report/{n:06}").parse().expect("a path")).collect()
 }
 
 /// Fills the memory with each response, and checks that it is there.
-async fn fill<S, B>(guard: &StampedeGuard, mut service: S)
+pub(crate) async fn fill<S, B>(guard: &StampedeGuard, mut service: S)
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Infallible>,
     B: Body<Data = Bytes, Error: std::fmt::Debug> + Unpin,

@@ -75,14 +75,18 @@ async fn prepare(server: &RedisServer) -> (StampedeGuard, MultiplexedConnection)
     }
     until_copied(&guard, &texts).await;
     let mut connection = server.client().get_multiplexed_async_connection().await.expect("connects");
-    // The encoded values as the guard has stored them, without the rest of their entries.
-    for (id, key) in texts.iter().enumerate() {
-        let encoded = serde_json::to_vec(&User::new(id as u64)).expect("plain values");
-        redis::cmd("SET").arg(key).arg(encoded).exec_async(&mut connection).await.expect("SET");
-    }
+    set_all(&mut connection, &texts).await;
     (guard, connection)
 }
 
-async fn get(connection: &mut MultiplexedConnection, key: &str) -> Bytes {
+/// Stores the encoded values as the guard stores them, without the rest of their entries.
+pub(crate) async fn set_all(connection: &mut MultiplexedConnection, texts: &[String]) {
+    for (id, key) in texts.iter().enumerate() {
+        let encoded = serde_json::to_vec(&User::new(id as u64)).expect("plain values");
+        redis::cmd("SET").arg(key).arg(encoded).exec_async(connection).await.expect("SET");
+    }
+}
+
+pub(crate) async fn get(connection: &mut MultiplexedConnection, key: &str) -> Bytes {
     redis::cmd("GET").arg(key).query_async(connection).await.expect("GET")
 }

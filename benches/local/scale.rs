@@ -10,7 +10,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
-use http::Uri;
 use http_body_util::BodyExt as _;
 use redis::aio::MultiplexedConnection;
 use stampede_guard::{Policy, StampedeGuard};
@@ -19,7 +18,8 @@ use tower::Service as _;
 
 use crate::caches::{Map, Moka, Quick};
 use crate::hits::{filled, hit};
-use crate::layer::guard;
+use crate::layer::{fill, guard, uris};
+use crate::raw::{self, set_all};
 use crate::readers::mapped;
 use crate::responses::{body, headers, request, response};
 use crate::support::redis_server::RedisServer;
@@ -105,8 +105,10 @@ impl Callers {
     fn layer(&self, table: &mut Table, which: &str, draws: &Draws) {
         let bare =
             || Router::new().route("/report/{n}", get(async || response(headers(), body()).map(Body::new)));
-        let uris: Arc<[Uri]> = (0..KEYS).map(|n| format!("/report/{n}").parse().expect("a path")).collect();
-        let sides = [bare().layer(guard()), bare()].map(|router| {
+        let (guard, uris) = (guard(), uris());
+        let guarded = bare().layer(guard.clone());
+        self.runtime.block_on(fill(&guard, guarded.clone()));
+        let sides = [guarded, bare()].map(|router| {
             let uris = Arc::clone(&uris);
             let answer = move |key: usize| {
                 let (mut router, request) = (router.clone(), request(&uris[key]));
@@ -115,14 +117,6 @@ impl Callers {
                     drop(black_box(answer.into_body().collect().await));
                 }
             };
-            self.runtime.block_on(async {
-                for _ in 0..3 {
-                    for key in 0..KEYS as usize {
-                        answer(key).await;
-                    }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            });
             self.side(draws, answer)
         });
         self.add(table, &format!("{which}: a router with the layer, from memory / without"), sides.into());
@@ -147,15 +141,7 @@ impl Callers {
                 for _ in 0..connections {
                     all.push(server.client().get_multiplexed_async_connection().await.expect("connects"));
                 }
-                for text in &*texts {
-                    let value = serde_json::to_vec(&User::new(7)).expect("plain values");
-                    redis::cmd("SET")
-                        .arg(text)
-                        .arg(value)
-                        .exec_async(&mut all[0].clone())
-                        .await
-                        .expect("SET");
-                }
+                set_all(&mut all[0].clone(), &texts).await;
                 Arc::<[MultiplexedConnection]>::from(all)
             });
             let raw_texts = Arc::clone(&texts);
@@ -170,9 +156,7 @@ impl Callers {
                 self.side(&draws, move |key| {
                     let (mut connection, texts) = (all[key % all.len()].clone(), Arc::clone(&raw_texts));
                     async move {
-                        let read =
-                            redis::cmd("GET").arg(&texts[key]).query_async::<Vec<u8>>(&mut connection).await;
-                        black_box(read.expect("answered"));
+                        black_box(raw::get(&mut connection, &texts[key]).await);
                     }
                 }),
             ];

@@ -132,8 +132,9 @@ setters! { StampedeGuardBuilder:
     /// How many connections carry commands to each server, 1 to 64. Defaults to 1. One connection is driven by one task, which is the limit
     /// of a process with many threads that mostly reads the store: with two to four connections the server's one thread is the limit.
     ///
-    /// The commands of one key share a connection. All connections are opened together and lost together; over TLS there is one. The first guard or `Locks` of a
-    /// [`Backend`] decides for all that share its connections. The gauge `stampede_guard_open_connections` shows how many are open.
+    /// The commands of one key share a connection. All connections are opened together and lost together; over TLS there is one. The
+    /// first guard or `Locks` of a [`Backend`] decides for all that share its connections. The gauge `stampede_guard_open_connections`
+    /// shows how many are open.
     connections(connections: usize => connections);
 }
 

@@ -116,6 +116,18 @@ impl SharedDecoding {
             None => read(&new(0)),
         }
     }
+
+    /// The replay for this moment that all threads share, which is made if there is none.
+    fn plain_at(&self, moment: ReplayMoment, replay: impl FnOnce() -> Option<Replay>) -> Option<Replay> {
+        let latest = read(&self.plain);
+        let known = latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
+        drop(latest);
+        known.unwrap_or_else(|| {
+            let replay = replay();
+            *write(&self.plain) = Some((moment, replay.clone()));
+            replay
+        })
+    }
 }
 
 /// How many responses a thread has replays of its own of, at most.
@@ -233,10 +245,11 @@ impl EntryReader for ResponseReader<'_> {
     }
 
     /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
-    /// share the replay too, for as long as its age is the same in seconds; those of one thread share the thread's own, if there are many.
+    /// share the replay too, for as long as its age is the same in seconds. If they are many, those of one thread share the
+    /// thread's own.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
-        SharedDecoding::with(entry, shared, |SharedDecoding { number, meta, plain }| {
-            let (meta, at) = meta.as_ref()?;
+        SharedDecoding::with(entry, shared, |decoding| {
+            let (number, (meta, at)) = (decoding.number, decoding.meta.as_ref()?);
             if shared.is_none() || meta.variant.is_some() || !self.is_plain() {
                 return self.open_meta(meta, *at, entry, now);
             }
@@ -246,24 +259,16 @@ impl EntryReader for ResponseReader<'_> {
             let decode = |payload: &Bytes| {
                 StoredResponse::decode(payload, *at).and_then(|stored| self.replay(entry, meta, stored, now))
             };
-            let found = of_thread(|replays| replays.find(*number, moment, now / 1000));
+            let found = of_thread(|replays| replays.find(number, moment, now / 1000));
             let replay = match found.unwrap_or(ThreadReplay::Rare) {
                 ThreadReplay::Ready(replay) => replay,
                 ThreadReplay::Frequent if entry.payload.len() <= LONGEST_OF_THREAD => {
                     let replay = decode(&Bytes::copy_from_slice(&entry.payload));
-                    of_thread(|replays| replays.store(*number, moment, replay.as_ref()));
+                    of_thread(|replays| replays.store(number, moment, replay.as_ref()));
                     replay?
                 }
                 ThreadReplay::Frequent | ThreadReplay::Rare => {
-                    let latest = read(plain);
-                    let known =
-                        latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
-                    drop(latest);
-                    known.unwrap_or_else(|| {
-                        let replay = decode(&entry.payload);
-                        *write(plain) = Some((moment, replay.clone()));
-                        replay
-                    })?
+                    decoding.plain_at(moment, || decode(&entry.payload))?
                 }
             };
             Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))

@@ -239,7 +239,7 @@ fn directive_end(text: &[u8], has_strings: &mut bool) -> usize {
     at
 }
 
-/// The index of the closing quote of a string whose opening quote is just before `at` (RFC 9110, 5.6.4: `\` escapes one byte).
+/// The index of the closing quote of a string, if the opening quote is just before `at` (RFC 9110, 5.6.4: `\` escapes one byte).
 fn closing_quote(text: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match text.get(at)? {

@@ -206,7 +206,7 @@ impl<'a> Acquisition<'a> {
         AcquireOutcome::Ended { outcome, sent_at: self.sent_at }
     }
 
-    /// Handles the outcome of the awaited load, or of an earlier load whose outcome is replayed to newcomers. `Ok` if this flight must
+    /// Handles the outcome of the awaited load, or of an earlier load, which newcomers receive as well. `Ok` if this flight must
     /// acquire again.
     async fn ended(&mut self, outcome: &Bytes, within: Duration) -> Result<(), AcquireOutcome> {
         let entry = match FlightOutcome::decode(outcome, self.request.key) {

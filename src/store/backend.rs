@@ -10,11 +10,11 @@ use super::{ConnectionSettings, Store};
 ///
 /// **Clones share their connections.** All guards and locks that are made from clones of one backend, of any namespaces and policies,
 /// share the [connections](crate::StampedeGuardBuilder::connections) for commands (in a cluster those to each master) and one for
-/// messages; a guard that is made from a clone of a client has connections of its own. Guards and locks open further ones only while a lock with
-/// `Waiting::Keyspace` waits, or an invalidation [waits for replicas](crate::PolicyBuilder::invalidate_replicas). The first guard or
-/// `Locks` of a backend decides how many there are, and how long a server may take before its connection counts as lost: a guard by its
-/// policy's `command_timeout`, `Locks` by one second. The connections are closed with the last guard or lock that uses them; a guard that
-/// is made after that opens others.
+/// messages; a guard that is made from a clone of a client has connections of its own. Guards and locks open further ones only while a
+/// lock with `Waiting::Keyspace` waits, or an invalidation [waits for replicas](crate::PolicyBuilder::invalidate_replicas). The first
+/// guard or `Locks` of a backend decides how many there are, and how long a server may take before its connection counts as lost: a
+/// guard by its policy's `command_timeout`, `Locks` by one second. The connections are closed with the last guard or lock that uses
+/// them; a guard that is made after that opens others.
 ///
 /// # Examples
 ///

@@ -1,5 +1,5 @@
-//! The data of the fleet protocol with a store: settings of connections; errors; tokens and names of locks; the order of attempts at changes; the
-//! arguments and answers of the commands about entries, leases, tags, lists and locks, and about volumes.
+//! The data of the fleet protocol with a store: settings of connections; errors; tokens and names of locks; the order of
+//! attempts at changes; the arguments and answers of the commands about entries, leases, tags, lists and locks, and about volumes.
 //!
 //! A *volume* is one namespace on one store. Its *registry* has a random id, a flag that says whether it is mature, the
 //! number of the last announcement, and the members: each node with the stamp of its last RENEW. The *log* has the last

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::root;
 
-/// The page that cites the rows whose last cell says `by design`: no test cites those.
+/// The page that cites the rows with `by design` in their last cell: no test cites those.
 const ANSWERS: &str = "docs/decisions/602-earlier-systems.md";
 
 /// Checks that a table has exactly these rows, each once. The last cell of a row names tests that exist and cite the row, or

@@ -26,7 +26,7 @@ async fn load_all(guard: &StampedeGuard) {
     }
 }
 
-/// If the release of a lease overtook its ACQUIRE, the lease would be held by nobody until it expires.
+/// If the release of a lease overtook its ACQUIRE, the lease would have no holder until it expires.
 #[tokio::test]
 async fn the_commands_of_a_key_share_a_connection_and_every_connection_has_keys() {
     let server = RedisServer::start();
@@ -157,7 +157,7 @@ async fn the_next_commands_of_callers_that_are_answered_together_leave_together(
     }
 }
 
-/// One command is lost, and nobody sends another: the checks of all connections find out that the server hangs.
+/// One command is lost, and no other is sent: the checks of all connections find out that the server hangs.
 #[tokio::test]
 async fn a_server_that_hangs_is_noticed_by_the_checks_of_all_connections() {
     let server = RedisServer::start();

@@ -152,7 +152,8 @@ async fn an_own_answer_is_short_plain_and_not_storable() {
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "try again");
 }
 
-/// What `find` returns for these decodings, one after the other within one second: `r` for rare, `f` for frequent, `o` for a replay of its own.
+/// What `find` returns for these decodings, one after the other within one second: `r` for rare, `f` for frequent, `o` for a replay
+/// of its own.
 fn found(replays: &mut ThreadReplays, numbers: &[u64], second: u64) -> String {
     let moment = ReplayMoment { age: second, ttl: None };
     let letter = |&number| match replays.find(number, moment, second) {
@@ -179,7 +180,7 @@ fn a_thread_has_replays_of_what_it_serves_often_and_drops_those_that_it_does_not
     // The first was served 23 times more often, and the other becomes frequent at its sixteenth time in the slot.
     let often = "r".repeat(23 + 15) + "foo";
     assert_eq!(found(&mut replays, &[other; 41], 2), often);
-    // Nobody asks in this second, and in the next one it is gone.
+    // It is not served in this second, and in the next one it is gone.
     assert_eq!(found(&mut replays, &[1], 3), "r");
     assert!(replays.slots[7].is_some());
     assert_eq!(found(&mut replays, &[1], 4), "r");

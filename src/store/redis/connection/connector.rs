@@ -72,10 +72,11 @@ pub(crate) struct Connector {
     pub(crate) login: Login,
 }
 
-/// Connections for the guard's commands, to one server.
-pub(crate) struct Opened {
-    /// At least one.
-    pub(crate) connections: Vec<DrivenConnection>,
+/// A connection for the guard's commands.
+pub(crate) struct OpenedConnection {
+    pub(crate) connection: MultiplexedConnection,
+    /// `None` if redis-rs has spawned it.
+    pub(crate) driver: Option<Driver>,
     pub(crate) reading: Option<TimedReading>,
     /// The number of the credentials with which the connection is logged in.
     pub(crate) login: u64,
@@ -107,56 +108,51 @@ impl Connector {
 
     /// Connects for the guard's commands, and checks that the server answers PING and TIME. Only for the reconnect task: with
     /// sentinels, it connects to the server that they name now, and later additional connections go to the same server.
-    pub(crate) async fn anew(&self) -> RedisResult<Opened> {
+    pub(crate) async fn anew(&self) -> RedisResult<Vec<OpenedConnection>> {
         let Located { server, .. } = self.open(self.locating(), self.endpoint.locate()).await?;
         let began = Instant::now();
-        let (first, reading, login) = self.probed(&server, None).await?;
+        let first = self.probed(&server, None).await?;
         self.endpoint.found(&server);
-        let connections =
-            self.with_further((first, login), &server, began.elapsed() * 2 + self.probing()).await;
-        // The credentials of the one that has the oldest are renewed first.
-        let login = connections.iter().map(|(_, login)| *login).min().unwrap_or(login);
-        let connections = connections.into_iter().map(|(connection, _)| connection).collect();
-        Ok(Opened { connections, reading, login })
+        Ok(self.with_further(first, &server, began.elapsed() * 2 + self.probing()).await)
     }
 
-    /// Connects and checks that the server answers: it accepts a connection for which it has no room, and closes it then. With the
-    /// number of its credentials.
+    /// Connects and checks that the server answers: it accepts a connection for which it has no room, and closes it then.
     async fn probed(
         &self,
         server: &ServerAddress,
         address: Option<SocketAddr>,
-    ) -> RedisResult<(DrivenConnection, Option<TimedReading>, u64)> {
+    ) -> RedisResult<OpenedConnection> {
         let is_one_of_several = self.connections > 1;
         let open =
             async |client: &Client, config| Driver::connect(client, config, address, is_one_of_several).await;
         let ((mut connection, driver), login) = self.connect(server, open).await?;
         let reading = bounded(self.probing(), self.endpoint.look(&mut connection)).await?;
-        Ok(((connection, driver), reading, login))
+        Ok(OpenedConnection { connection, driver, reading, login })
     }
 
     /// Opens the further connections, all at once and each in this time, to the address of the first. If some cannot be opened, the
     /// commands share the others.
     async fn with_further(
         &self,
-        first: (DrivenConnection, u64),
+        first: OpenedConnection,
         server: &ServerAddress,
         within: Duration,
-    ) -> Vec<(DrivenConnection, u64)> {
+    ) -> Vec<OpenedConnection> {
+        // Where redis-rs has opened the first, its address is not known.
+        let Some(Driver { address, .. }) = first.driver else { return vec![first] };
         let mut connections = vec![first];
-        let Some(Driver { address, .. }) = connections[0].0.1 else { return connections };
         let opening = (1..self.connections).map(|_| bounded(within, self.probed(server, address)));
         let mut failed = None;
         for opened in join_all(opening).await {
             match opened {
-                Ok((connection, _, login)) => connections.push((connection, login)),
+                Ok(opened) => connections.push(opened),
                 Err(error) => failed = Some(error),
             }
         }
         if let Some(error) = failed {
             let (reason, open) = (self.text_of(&self.failure(error)), connections.len());
             tracing::warn!(
-                target: log::REDIS, %reason, open, wanted = self.connections, "can not open all connections to redis"
+                target: log::REDIS, %reason, open, of = self.connections, "can not open all connections to redis"
             );
         }
         connections
@@ -375,9 +371,6 @@ impl Connector {
     }
 }
 
-/// A connection, and its driver unless redis-rs has spawned that.
-pub(crate) type DrivenConnection = (MultiplexedConnection, Option<Driver>);
-
 /// The task that drives a connection of [`Driver::connect`]. Ends when this is dropped.
 pub(crate) struct Driver {
     task: AbortHandle,
@@ -400,11 +393,12 @@ impl Driver {
         config: AsyncConnectionConfig,
         address: Option<SocketAddr>,
         is_one_of_several: bool,
-    ) -> RedisResult<DrivenConnection> {
+    ) -> RedisResult<(MultiplexedConnection, Option<Self>)> {
         let info = client.get_connection_info();
         let is_threaded = Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread;
+        let has_driver = is_threaded || is_one_of_several;
         match info.addr() {
-            ConnectionAddr::Tcp(host, port) if is_threaded || is_one_of_several => {
+            ConnectionAddr::Tcp(host, port) if has_driver => {
                 let addresses = match address {
                     Some(address) => vec![address],
                     None => lookup_host((host.as_str(), *port)).await?.collect(),
@@ -414,7 +408,7 @@ impl Driver {
                 Self::drive(info, (stream, address), config).await
             }
             #[cfg(unix)]
-            ConnectionAddr::Unix(path) if is_threaded || is_one_of_several => {
+            ConnectionAddr::Unix(path) if has_driver => {
                 Self::drive(info, (UnixStream::connect(path).await?, None), config).await
             }
             _ => Ok((client.get_multiplexed_async_connection_with_config(&config).await?, None)),
@@ -425,7 +419,7 @@ impl Driver {
         info: &ConnectionInfo,
         (stream, address): (impl AsyncRead + AsyncWrite + Unpin + Send + 'static, Option<SocketAddr>),
         config: AsyncConnectionConfig,
-    ) -> RedisResult<DrivenConnection> {
+    ) -> RedisResult<(MultiplexedConnection, Option<Self>)> {
         let stream = BatchedStream { stream, has_read: false };
         let (connection, driver) =
             MultiplexedConnection::new_with_config(info.redis_settings(), stream, config).await?;
@@ -450,7 +444,7 @@ async fn connect_tcp(addresses: Vec<SocketAddr>, settings: &TcpSettings) -> io::
     Ok(stream)
 }
 
-/// A stream to a server that lets the callers run whose replies it has just read, before its driver runs again.
+/// A stream to a server. When the driver has read replies from it, the callers of these replies run before the driver runs again.
 ///
 /// Tokio runs the task next that a running task wakes. So the first of these callers would wake the driver by its next command, and the
 /// driver would write that one command, and so on for each of them. Here the driver is already waiting for its turn, behind all of them: it

@@ -3,8 +3,8 @@
 //!
 //! There may be several [connections](crate::StampedeGuardBuilder::connections), because one is driven by one task. They are opened
 //! together, to one address, and if one is lost all are: so a process never uses two primaries at once. The commands of one key share
-//! a connection, and the server runs them in the order in which they were sent: the release of a lease whose ACQUIRE was not answered in
-//! time does not overtake it while these connections last.
+//! a connection, and the server runs them in the order in which they were sent: the release of a lease does not overtake an ACQUIRE
+//! that was not answered in time, while these connections last.
 //!
 //! While there is no connection, a command fails in microseconds, and one background task, the reconnect task, reconnects.
 //! Callers wait for it only before an attempt has failed: for the first connection, and after a connection was cut, unless
@@ -36,7 +36,7 @@ use tokio::time::Instant;
 
 use self::breaker::BulkLimit;
 use self::breaker::{CircuitBreaker, silence_limit, silent};
-use self::connector::{Connector, DrivenConnection, Driver, Outage};
+use self::connector::{Connector, Driver, OpenedConnection, Outage};
 use super::endpoint::{TimedReading, host_ms};
 use super::errors::OutageLog;
 use super::errors::RefusalLog;
@@ -140,16 +140,16 @@ struct Traffic {
 
 impl LiveConnections {
     /// For the runtime of the caller.
-    fn new(generation: u64, opened: Vec<DrivenConnection>, answer: Duration) -> Self {
+    fn new(generation: u64, opened: Vec<OpenedConnection>, answer: Duration) -> Self {
         let has_one_thread = Handle::current().metrics().num_workers() == 1;
-        let live = |(connection, _driver)| LiveConnection {
+        let live = |OpenedConnection { connection, driver, .. }| LiveConnection {
             generation,
             session: SESSIONS.fetch_add(1, Ordering::Relaxed) + 1,
             connection,
             traffic: Arc::new(Traffic {
                 breaker: CircuitBreaker::new(answer),
                 pacing: has_one_thread.then(Pacing::default),
-                _driver,
+                _driver: driver,
             }),
         };
         Self { generation, opened_at: Instant::now(), all: opened.into_iter().map(live).collect() }

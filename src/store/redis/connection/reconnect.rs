@@ -12,13 +12,13 @@ use redis::{RedisError, RedisResult};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connector::{Connector, Opened};
+use super::connector::{Connector, OpenedConnection};
 use super::{ConnectionState, LiveConnection, LiveConnections, Loss, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::StoreErrorKind;
 use crate::store::redis::endpoint::TimedReading;
 use crate::store::redis::errors::{bounded, store_error};
-use crate::store::redis::login::OWN;
+use crate::store::redis::login::{Issue, OWN};
 use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};
 
 /// How often the guard checks whether the driver of the connection has ended. redis-rs notifies its users of that in RESP3
@@ -55,7 +55,9 @@ async fn keep(reconnect_task: TaskRef<Supervisor>, connector: Connector, look: A
     let mut backoff = Backoff::new();
     loop {
         let opened = connector.anew().await;
-        let login = opened.as_ref().map_or(OWN, |opened| opened.login);
+        // Later credentials are due as soon as they are for one of the connections.
+        let logins = opened.iter().flatten().map(|opened| opened.login);
+        let login = logins.min().unwrap_or(OWN);
         let Some(generation) = reconnect_task.settle(opened) else { return };
         if let Some(generation) = generation {
             let opened_at = Instant::now();
@@ -79,17 +81,7 @@ impl TaskRef<Supervisor> {
                 || tokio::select! {
                     has_news = timeout(period, look.notified()) => has_news.is_ok(),
                     issue = connector.login.later_than(login) => {
-                        let (auth, connections) = (issue.auth(), self.connections(generation));
-                        let taken = join_all(connections.into_iter().map(async |mut live| {
-                            let sent = live.connection.send_packed_command(&auth);
-                            let taken = connector.log_in(issue.number, sent).await;
-                            let is_taken = matches!(taken, Ok(true));
-                            // An AUTH without an answer counts like any other command without one.
-                            self.note(&live, taken.map(|_| None));
-                            is_taken
-                        }));
-                        // Those that did not take it receive it again, with those that did.
-                        if !taken.await.contains(&false) {
+                        if self.log_in(connector, generation, &issue).await {
                             login = issue.number;
                         }
                         false
@@ -125,12 +117,27 @@ impl TaskRef<Supervisor> {
         }
     }
 
+    /// Logs the connections of `generation` in with these credentials. Returns whether all have taken them: if not, all receive them again.
+    async fn log_in(&self, connector: &Connector, generation: u64, issue: &Issue) -> bool {
+        let auth = issue.auth();
+        let taken = join_all(self.connections(generation).into_iter().map(async |mut live| {
+            let sent = live.connection.send_packed_command(&auth);
+            let taken = connector.log_in(issue.number, sent).await;
+            let is_taken = matches!(taken, Ok(true));
+            // An AUTH without an answer counts like any other command without one.
+            self.note(&live, taken.map(|_| None));
+            is_taken
+        }));
+        !taken.await.contains(&false)
+    }
+
     /// Records the result of an attempt to connect. Returns the new generation, or `Some(None)` if the attempt has failed; `None` if
     /// the supervisor was dropped or closed, or has another reconnect task.
-    fn settle(&self, opened: RedisResult<Opened>) -> Option<Option<u64>> {
+    fn settle(&self, opened: RedisResult<Vec<OpenedConnection>>) -> Option<Option<u64>> {
         let supervisor = self.owner()?;
         match opened {
-            Ok(Opened { connections, reading, login: _ }) => {
+            Ok(mut connections) => {
+                let reading = connections.first_mut().and_then(|first| first.reading.take());
                 let generation = *supervisor.changes.borrow() + 1;
                 let up = LiveConnections::new(generation, connections, supervisor.connector.answer);
                 self.with(|supervisor| {
@@ -221,6 +228,7 @@ impl TaskRef<Supervisor> {
     /// or their server may have been demoted.
     fn has_to_look(&self, connections: &[LiveConnection]) -> bool {
         let Some(supervisor) = self.owner() else { return false };
+        // Counted, because each of them is asked.
         let silent = connections.iter().filter(|live| !live.traffic.breaker.take_received()).count();
         silent > 0 || supervisor.connector.endpoint.may_be_demoted()
     }
