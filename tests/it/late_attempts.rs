@@ -212,34 +212,38 @@ async fn of_a_key_that_is_inserted_twice_the_last_value_is_stored_also_if_the_fo
 }
 
 /// A change that was not confirmed may still run. A caller that waits for a load meanwhile finds the inserted value. It was stored only
-/// now, but its lifetime counts from the call that inserted it.
+/// now, but its lifetime counts from the call that inserted it. It may only replace a load that has failed, for as long as the policy
+/// says: here the awaited load goes on.
 ///
 /// Regression: a value that was found instead of an awaited lease was served, however old it was.
 #[tokio::test(start_paused = true)]
 async fn an_insertion_that_comes_late_is_served_for_no_longer_than_its_lifetime() {
-    let chaos = ChaosStore::new(1);
-    let policy = Policy::builder().fresh_for(Duration::from_millis(200)).build().expect("valid");
-    let guard = || StampedeGuard::new(chaos.replica()).with_policy(policy.clone());
-    let (stopped, leads, waits) = (chaos.replica(), guard(), guard());
-    let late = StampedeGuard::new(stopped.clone()).with_policy(policy.clone());
-    stopped.stop();
-    let inserted = tokio::spawn(async move { late.insert("k", &1_u32).await });
-    sleep(Duration::from_millis(300)).await;
-    let slow = leads.get_or_load("k", || async {
-        sleep(Duration::from_millis(400)).await;
-        Ok::<_, String>(2)
-    });
-    let found = async {
-        sleep(Duration::from_millis(50)).await;
-        waits.get_or_load("k", || async { Ok::<_, String>(3) }).await
-    };
-    let resumes = async {
-        sleep(Duration::from_millis(100)).await;
-        stopped.resume();
-    };
-    let (led, found, ()) = tokio::join!(slow, found, resumes);
-    inserted.await.expect("no panic").expect("it was sent once more, or late");
-    assert_eq!((led.unwrap(), found.unwrap()), (2, 3));
+    for stale_if_error in [0, 60] {
+        let chaos = ChaosStore::new(1);
+        let policy = Policy::builder().fresh_for(Duration::from_millis(200));
+        let policy = policy.stale_if_error(Duration::from_secs(stale_if_error)).build().expect("valid");
+        let guard = || StampedeGuard::new(chaos.replica()).with_policy(policy.clone());
+        let (stopped, leads, waits) = (chaos.replica(), guard(), guard());
+        let late = StampedeGuard::new(stopped.clone()).with_policy(policy.clone());
+        stopped.stop();
+        let inserted = tokio::spawn(async move { late.insert("k", &1_u32).await });
+        sleep(Duration::from_millis(300)).await;
+        let slow = leads.get_or_load("k", || async {
+            sleep(Duration::from_millis(400)).await;
+            Ok::<_, String>(2)
+        });
+        let found = async {
+            sleep(Duration::from_millis(50)).await;
+            waits.get_or_load("k", || async { Ok::<_, String>(3) }).await
+        };
+        let resumes = async {
+            sleep(Duration::from_millis(100)).await;
+            stopped.resume();
+        };
+        let (led, found, ()) = tokio::join!(slow, found, resumes);
+        inserted.await.expect("no panic").expect("it was sent once more, or late");
+        assert_eq!((led.unwrap(), found.unwrap()), (2, 3), "stale_if_error of {stale_if_error} s");
+    }
 }
 
 /// Found by the simulation (seed 1556): a value is stored long after its load has ended, because its process was stopped in between. A
