@@ -5,6 +5,7 @@
 //! stored entries that this process could not use, by reason.
 
 #[cfg(feature = "metrics")]
+mod known_tags;
 mod publish;
 pub(crate) mod retained;
 pub(crate) mod turns;
@@ -16,7 +17,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use uuid::Uuid;
 
+use self::known_tags::KnownTags;
 use self::retained::RetainedInvalidations;
 use self::turns::LoadQueues;
 use self::turns::Turns;
@@ -58,6 +61,7 @@ pub(crate) struct GuardState {
     pub(crate) turns: Turns,
     /// The loads that wait for permits.
     pub(crate) load_queues: LoadQueues,
+    pub(crate) known_tags: KnownTags,
     pub(crate) audits: Audits,
     pub(crate) unusable: UnusableEntries,
     pub(crate) spans: Spans,
@@ -179,6 +183,7 @@ impl GuardState {
             late_commits: LateCommits::default(),
             turns: Turns::default(),
             load_queues: LoadQueues::default(),
+            known_tags: KnownTags::default(),
             audits: Audits::default(),
             unusable: UnusableEntries::default(),
             prober: Prober::new(&namespace),
@@ -335,6 +340,41 @@ impl GuardState {
         }
         let ids = self.store.tag_ids(&tags, life, within).await?;
         Ok(tags.into_iter().zip(ids).map(|(tag, id)| TagId { tag, id }).collect())
+    }
+
+    /// Notes in the journal of tags that a load begins whose tags may be known only at its end. Returns the load's id there; `None` if the
+    /// store does not answer, or if loads of this policy have no such tags.
+    pub(crate) async fn enter_load(&self, policy: &Policy) -> Option<Uuid> {
+        if !policy.counters.expects_tags() {
+            return None;
+        }
+        let (load, within) = (Uuid::from_u128(fastrand::u128(..)), policy.command_timeout);
+        // Long enough for the load and for its end.
+        let life = policy.load_timeout * 2 + within * 8;
+        match self.store.enter_load(self.local.volume(), load, life, within).await {
+            Ok(()) => Some(load),
+            Err(_) => {
+                self.count(GuardCount::store_errors);
+                None
+            }
+        }
+    }
+
+    /// Reads the ids of tags at the end of the load that entered the journal as `load`. `None` if one of them may have been invalidated
+    /// since the load began.
+    pub(crate) async fn late_ids(
+        &self,
+        load: Option<Uuid>,
+        tags: &[Key],
+        life: Duration,
+        within: Duration,
+    ) -> StoreResult<Option<Vec<TagId>>> {
+        let Some(load) = load else { return Ok(None) };
+        // The ids first: an invalidation is noted in the journal before it removes the id. So one that came before this read of the ids is
+        // found in the journal, and one that comes later makes these ids invalid.
+        let ids = self.tagged(tags.to_vec(), life, within).await?;
+        let is_current = self.store.no_tag_since(self.local.volume(), load, tags, within).await?;
+        Ok(is_current.then_some(ids))
     }
 
     /// Takes the key's flights out of the map, so that later callers start new ones.

@@ -88,6 +88,11 @@ struct Applied {
 }
 
 impl LocalTier {
+    /// The key of the volume, which is also that of the journal of tags.
+    pub(crate) fn volume(&self) -> &Key {
+        &self.volume
+    }
+
     pub(crate) fn new(
         namespace: &str,
         store: Store,

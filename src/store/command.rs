@@ -19,6 +19,8 @@ pub(crate) enum Command {
     PresentIds(Vec<Key>),
     TagIds(Vec<Key>, Duration),
     ForgetTag(Key, Announcement),
+    EnterLoad(Key, Uuid, Duration),
+    NoTagSince(Key, Uuid, Vec<Key>),
     Enlist(Key, ListMember, usize, Duration),
     Replicated(Key, u32),
     RenewMembership(Key, Renewal),
@@ -134,6 +136,7 @@ impl Command {
             | Self::Lock(_, LockCommand::AnnounceKeyChanges)
             | Self::LookUpTagged(..)
             | Self::PresentIds(_)
+            | Self::NoTagSince(..)
             | Self::Replicated(..)
             | Self::Acknowledge(..) => (false, false),
             Self::Entry(_, EntryCommand::Invalidate { insert, .. }) => (true, insert.is_some()),

@@ -220,6 +220,14 @@ commands! {
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
     tag_ids(tags: &[Key], life: Duration) -> Vec<u64> = Command::TagIds(tags.to_vec(), life);
 
+    /// ENTER LOAD: notes in the journal of a volume's tags that the load begins. The journal lives for at least `life` from now.
+    enter_load(journal: &Key, load: Uuid, life: Duration) -> () = Command::EnterLoad(journal.clone(), load, life);
+
+    /// Whether the journal shows that none of these tags was invalidated since the load entered it. False if it does not show the load:
+    /// the journal is another one.
+    no_tag_since(journal: &Key, load: Uuid, tags: &[Key]) -> bool
+        = Command::NoTagSince(journal.clone(), load, tags.to_vec());
+
     /// Waits, for `within` at most, until `replicas` replicas have this node's writes to `key`; answers how many have them then.
     replicated(key: &Key, replicas: u32) -> u32 = Command::Replicated(key.clone(), replicas);
 
@@ -392,7 +400,7 @@ impl Store {
         )
     }
 
-    /// Removes the id of a tag. On one server the same step announces the change. A [voided](Attempts) attempt changes
+    /// Notes in the journal that a tag is invalidated, and then removes its id. On one server the same step announces the change. A [voided](Attempts) attempt changes
     /// nothing, as in [`invalidate`](Self::invalidate).
     pub(crate) async fn forget_tag(
         &self,

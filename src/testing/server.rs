@@ -538,6 +538,12 @@ async fn run(store: &Store, command: Command, within: Duration) -> StoreResult<C
         Command::PresentIds(tags) => store.present_ids(&tags, within).await?.into(),
         Command::TagIds(tags, life) => store.tag_ids(&tags, life, within).await?.into(),
         Command::ForgetTag(tag, announcement) => store.forget_tag(&tag, &announcement, within).await?.into(),
+        Command::EnterLoad(journal, load, life) => {
+            store.enter_load(&journal, load, life, within).await?.into()
+        }
+        Command::NoTagSince(journal, load, tags) => {
+            store.no_tag_since(&journal, load, &tags, within).await?.into()
+        }
         Command::Enlist(list, member, most, life) => store.enlist(&list, member, most, life).await?.into(),
         Command::Replicated(key, replicas) => store.replicated(&key, replicas, within).await?.into(),
         Command::RenewMembership(volume, renewal) => {

@@ -5,6 +5,8 @@ use super::*;
 contract! {
     an_id_is_created_once_and_replaced_after_it_was_removed,
     an_id_lives_for_the_longest_requested_lifetime,
+    a_load_sees_which_tags_were_invalidated_since_it_entered_the_journal,
+    a_load_is_not_found_in_the_journal_after_it_is_full,
 }
 
 async fn ids(node: &Store, tags: &[Key], life: Duration) -> Vec<u64> {
@@ -42,4 +44,44 @@ async fn an_id_lives_for_the_longest_requested_lifetime(world: &World) {
         tokio::time::sleep(ms(5)).await;
     }
     assert_eq!(present(&node, &long).await, [Some(first[0])]);
+}
+
+async fn a_load_sees_which_tags_were_invalidated_since_it_entered_the_journal(world: &World) {
+    let nodes = [world.node().await, world.node().await];
+    let journal = unannounced().volume;
+    let [a, b] = ["a", "b"].map(key);
+    let [first, second] = [1, 2].map(Uuid::from_u128);
+    let is_current = async |load: Uuid, tags: &[&Key]| {
+        let tags: Vec<_> = tags.iter().map(|tag| (*tag).clone()).collect();
+        nodes[1].no_tag_since(&journal, load, &tags, WITHIN).await.expect("answers")
+    };
+    assert!(!is_current(first, &[&a]).await, "it has not entered");
+    nodes[0].forget_tag(&a, &unannounced(), WITHIN).await.expect("forgets");
+    nodes[0].enter_load(&journal, first, LEASE, WITHIN).await.expect("enters");
+    assert!(is_current(first, &[&a, &b]).await, "the tag was invalidated before");
+    nodes[0].forget_tag(&a, &unannounced(), WITHIN).await.expect("forgets");
+    assert!(!is_current(first, &[&b, &a]).await);
+    assert!(is_current(first, &[&b]).await);
+    nodes[0].enter_load(&journal, second, LEASE, WITHIN).await.expect("enters");
+    assert!(is_current(second, &[&a, &b]).await);
+    nodes[1].forget_tag(&b, &unannounced(), WITHIN).await.expect("forgets");
+    assert!(!is_current(first, &[&b]).await && !is_current(second, &[&b]).await);
+    assert!(is_current(second, &[&a]).await && is_current(second, &[]).await);
+}
+
+async fn a_load_is_not_found_in_the_journal_after_it_is_full(world: &World) {
+    const MOST_EVENTS: u128 = 16_384;
+    let (node, journal) = (world.node().await, unannounced().volume);
+    let enter = async |load: u128| {
+        node.enter_load(&journal, Uuid::from_u128(load), LEASE * 100, WITHIN).await.expect("enters");
+    };
+    let is_found =
+        async |load| node.no_tag_since(&journal, Uuid::from_u128(load), &[], WITHIN).await.expect("answers");
+    for begin in (0..MOST_EVENTS).step_by(256) {
+        join_all((begin..begin + 256).map(enter)).await;
+    }
+    assert!(is_found(0).await && is_found(MOST_EVENTS - 1).await);
+    enter(MOST_EVENTS).await;
+    assert!(!is_found(MOST_EVENTS - 1).await);
+    assert!(is_found(MOST_EVENTS).await);
 }

@@ -27,6 +27,7 @@ mod flight;
 mod store {
     pub(crate) use crate::registry::Token;
 }
+mod journal;
 mod notify;
 mod registry;
 mod take_over;

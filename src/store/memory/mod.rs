@@ -539,6 +539,10 @@ impl MemoryNode {
     pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> StoreResult<Announced> {
         let mut records = self.store.records();
         records.attempts(tag.name(), self.node, announcement.attempt)?;
+        // Before the id is removed: a load that reads the next id must find this note.
+        if let Some(volume) = self.volumes().get_mut(announcement.volume.name()) {
+            volume.note_tag(tag.name());
+        }
         records.tags.remove(tag.name());
         drop(records);
         self.announce(announcement, &ChangedName::tag(tag))
@@ -557,6 +561,15 @@ impl MemoryNode {
     /// A memory store has no replicas to wait for.
     pub(super) fn replicated(&self, _key: &Key, replicas: u32) -> StoreResult<u32> {
         Ok(replicas)
+    }
+
+    pub(super) fn enter_load(&self, journal: &Key, load: Uuid, life: Duration) -> StoreResult<()> {
+        self.volumes().entry(journal.name().into()).or_default().enter_load(load, life);
+        Ok(())
+    }
+
+    pub(super) fn no_tag_since(&self, journal: &Key, load: Uuid, tags: &[Key]) -> StoreResult<bool> {
+        Ok(self.volumes().get(journal.name()).is_some_and(|volume| volume.no_tag_since(load, tags)))
     }
 
     fn volumes(&self) -> MutexGuard<'_, HashMap<Box<str>, Volume>> {

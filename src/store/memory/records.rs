@@ -16,6 +16,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::key::Key;
 use crate::store::protocol::{
     Announcement, Audience, ChangedName, Fail, ListMember, LogPosition, LogRecord, Mark, Member,
     ReceivedAnnouncement, RegistryState, Renewal, Renewed, Token, VolumeListener,
@@ -399,6 +400,25 @@ pub(super) struct Volumes {
 pub(crate) struct Volume {
     pub(super) registry: Option<Registry>,
     pub(super) log: VecDeque<LogEntry>,
+    journal: Option<Journal>,
+}
+
+/// The journal of a volume's tags, see `journal.lua`.
+#[derive(Clone, Debug)]
+struct Journal {
+    until: Instant,
+    /// The number of the latest event.
+    number: u64,
+    loads: HashMap<Uuid, u64>,
+    tags: HashMap<Box<str>, u64>,
+}
+
+impl Journal {
+    const MOST_EVENTS: u64 = 16_384;
+
+    fn new() -> Self {
+        Self { until: Instant::now(), number: 0, loads: HashMap::new(), tags: HashMap::new() }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -422,6 +442,36 @@ fn random_id() -> Uuid {
 }
 
 impl Volume {
+    fn journal(&mut self) -> Option<&mut Journal> {
+        let is_full = |journal: &Journal| journal.number == Journal::MOST_EVENTS;
+        let is_over = |journal: &Journal| journal.until < Instant::now() || is_full(journal);
+        self.journal.take_if(|journal| is_over(journal));
+        self.journal.as_mut()
+    }
+
+    pub(super) fn enter_load(&mut self, load: Uuid, life: Duration) {
+        self.journal();
+        let journal = self.journal.get_or_insert_with(Journal::new);
+        journal.number += 1;
+        journal.loads.insert(load, journal.number);
+        journal.until = journal.until.max(later(Instant::now(), life));
+    }
+
+    pub(super) fn note_tag(&mut self, tag: &str) {
+        if let Some(journal) = self.journal() {
+            journal.number += 1;
+            journal.tags.insert(tag.into(), journal.number);
+        }
+    }
+
+    pub(super) fn no_tag_since(&self, load: Uuid, tags: &[Key]) -> bool {
+        let Some(journal) = self.journal.as_ref().filter(|journal| journal.until >= Instant::now()) else {
+            return false;
+        };
+        let number = |tag: &Key| journal.tags.get(tag.name()).copied().unwrap_or(0);
+        journal.loads.get(&load).is_some_and(|began| tags.iter().all(|tag| number(tag) < *began))
+    }
+
     /// The registry and the log, each created if it is missing. A new log has a base entry.
     fn ensure(
         &mut self,

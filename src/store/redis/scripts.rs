@@ -22,7 +22,7 @@ pub(super) struct Script {
     /// count all subscribers that have received the message.
     spread: Option<ScriptText>,
     /// The kinds of its keys, in the order of KEYS: `e`ntry, `l`ease, `q`ueue, `o`utcome, `t`ag, list of `v`ariants,
-    /// registry of `n`odes, log of `a`nnouncements. A script that makes a change has one more key, of kind `c`, which
+    /// registry of `n`odes, log of `a`nnouncements, `j`ournal of tags. A script that makes a change has one more key, of kind `c`, which
     /// [`Script::call_change`] adds. For a script about a lock, the keys after the lock's own key: `q`ueue, `f`ence, e`x`tended time,
     /// `m`eta data, state of the `l`oad limit.
     keys: &'static [u8],
@@ -83,7 +83,9 @@ scripts! {
     INVALIDATE_AND_ANNOUNCE b"elqo" attempt wake ours volume announcing invalidate;
     TAG b"t" tag;
     FORGET_TAG b"t" attempt unannounced forget_tag;
-    FORGET_TAG_AND_ANNOUNCE b"t" attempt volume announcing forget_tag;
+    FORGET_TAG_AND_ANNOUNCE b"t" attempt journal volume announcing forget_tag;
+    ENTER_LOAD b"j" journal enter_load;
+    NOTE_TAG b"j" journal note_tag;
     ANNOUNCE b"na" volume announcing announce;
     RENEW_MEMBER b"na" volume renew_member;
     REMOVE_MEMBER b"n" remove_member;
@@ -129,16 +131,16 @@ impl Script {
     }
 
     /// The call for a change of `name` by this node. The key after those of the resource holds the number of the node's
-    /// latest attempt that voids earlier ones. With the name of a `volume`, its registry and its log are the last keys.
+    /// latest attempt that voids earlier ones. With the name of a `volume`, keys of these kinds of it are the last ones.
     pub(super) fn call_change(
         &self,
         by: CallForm,
         (name, node): (&str, Uuid),
-        volume: Option<&str>,
+        volume: Option<(&str, &[u8])>,
         size: usize,
     ) -> Cmd {
-        let volume_keys = volume.map_or(0, |volume| 2 * (volume.len() + 8));
-        let keys = self.keys.len() + 1 + if volume.is_some() { 2 } else { 0 };
+        let volume_keys = volume.map_or(0, |(volume, kinds)| kinds.len() * (volume.len() + 8));
+        let keys = self.keys.len() + 1 + volume.map_or(0, |(_, kinds)| kinds.len());
         let length = (self.keys.len() + 1) * (name.len() + 8) + 33;
         let mut cmd = self.head(by, keys, length + volume_keys + size);
         for &kind in self.keys {
@@ -149,9 +151,8 @@ impl Script {
             // Writes into a Vec, which does not fail.
             let _ = write!(arg, "sg1:c:{{{name}}}:{}", node.simple());
         }
-        if let Some(volume) = volume {
-            push_key(&mut cmd, b'n', volume);
-            push_key(&mut cmd, b'a', volume);
+        if let Some((volume, kinds)) = volume {
+            kinds.iter().for_each(|&kind| push_key(&mut cmd, kind, volume));
         }
         cmd
     }

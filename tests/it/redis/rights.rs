@@ -75,6 +75,8 @@ fn each_script_says_which_commands_it_calls() {
         ("= opened(", "/volume.lua"),
         ("return announce(ARGV", "/announcing.lua"),
         ("return announced(", "/announcing.lua"),
+        ("\nnote(KEYS", "/journal.lua"),
+        ("note_invalidated(KEYS", "/journal.lua"),
     ];
     for (name, script) in &scripts {
         let mut calls = called(script);

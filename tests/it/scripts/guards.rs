@@ -1,6 +1,6 @@
 //! Connections that break during the scripts of a guard.
 
-use stampede_guard::LoadError;
+use stampede_guard::{LoadContext, LoadError};
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
@@ -222,6 +222,27 @@ async fn a_load_with_tags_on_a_connection_that_breaks_anywhere_is_answered_and_l
             stage.breaks.get::<u8>(&*stage.name).await.is_ok_and(|found| found.is_none())
         })
         .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_load_that_adds_tags_on_a_connection_that_breaks_anywhere_is_answered_and_leaves_no_lease() {
+    broken_at_every_byte(&["-- ENTER LOAD"], async |server, number, at| {
+        let tag = format!("t{number:05}");
+        let stage = Stage::new(server, number, at, policy()).await;
+        stage.arm();
+        let adds = tag.clone();
+        let load = move |mut cx: LoadContext<u8>| async move {
+            cx.tag([adds]).await.map_err(|error| error.to_string())?;
+            Ok::<_, String>(1)
+        };
+        assert_eq!(stage.breaks.load(&*stage.name).get(load).await.expect("a value").value, 1, "{at:?}");
+        // The value may not have been stored: without its entry in the journal, nothing shows whether its tag was invalidated.
+        stage.serves(&[1, 2]).await;
+        stage.sound.invalidate_tag(&*tag).await.expect("confirmed");
+        let found = stage.breaks.get::<u8>(&*stage.name).await;
+        assert!(found.as_ref().is_ok_and(|found| *found != Some(1)), "{at:?}: {found:?}");
     })
     .await;
 }

@@ -158,7 +158,13 @@ impl RedisStore {
         let mut change =
             ChangeCall { name: key.name(), node: self.node(), write, announcement, announces, ended };
         let mut deadline = Deadline::new(&self.commands, within);
+        let mut is_noted = !matches!(change.write, Write::Tag);
         let (done, announced) = loop {
+            if !change.announces && !is_noted {
+                // Before the id is removed: a load that reads the next id must find this note.
+                self.note_tag(&announcement.volume, key, deadline.left()).await?;
+                is_noted = true;
+            }
             let (last, left) = deadline.next_call();
             let read = |answer| read_change(answer, announcement.id);
             match self.commands.call(key.name(), |by| change.cmd(by, last), left, read).await {
@@ -183,6 +189,14 @@ impl RedisStore {
             self.commands.wake_rest(key.name(), &change.ended, "x", left).await;
         }
         Ok(if change.announces { announced } else { Announced::Separately })
+    }
+
+    async fn note_tag(&self, journal: &Key, tag: &Key, within: Duration) -> StoreResult<()> {
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(tag.name());
+        };
+        self.commands.run(&scripts::NOTE_TAG, journal.name(), (tag.name().len(), args), within, int).await?;
+        Ok(())
     }
 
     /// Runs a script whose answer says whether the token held the lease, and then notifies the waiters that the script had
@@ -246,7 +260,8 @@ impl ChangeCall<'_> {
         let insert = if let Write::Value(insert) = &self.write { insert.as_ref() } else { None };
         let over = insert.and_then(|insert| insert.over.as_deref()).unwrap_or_default();
         let size = size + insert.map_or(0, |insert| insert.entry.len() + over.len());
-        let volume = self.announces.then(|| self.announcement.volume.name());
+        let kinds: &[u8] = if matches!(self.write, Write::Tag) { b"jna" } else { b"na" };
+        let volume = self.announces.then(|| (self.announcement.volume.name(), kinds));
         let mut cmd = script.call_change(by, (self.name, self.node), volume, size);
         push_attempt(&mut cmd, self.announcement.attempt, last);
         if let Write::Value(insert) = &self.write {

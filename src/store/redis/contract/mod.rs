@@ -1,7 +1,7 @@
 //! The commands of [`Store`](crate::store::Store) on a Redis server: those about entries and leases are in [`entries`], those about
 //! locks in [`locks`]; connections, tags, lists and volumes are here. Each step of a lock is one script.
 //!
-//! A tag's id is at `sg1:t:{tag}`.
+//! A tag's id is at `sg1:t:{tag}`, and the journal of a namespace's tags at `sg1:j:{namespace:}` (`journal.lua`).
 //!
 //! The registry and the log of a volume are at `sg1:n:{namespace:}` and `sg1:a:{namespace:}`, in one slot. RENEW is
 //! `renew_member.lua`, ANNOUNCE `announce.lua`, and FORGET and LEAVE are `remove_member.lua`. On one server INVALIDATE and
@@ -170,6 +170,49 @@ impl RedisStore {
     ) -> StoreResult<Vec<u64>> {
         // One script each, because tags need not share a slot; all are sent at once.
         try_join_all(tags.iter().map(move |tag| self.tag_id(tag, life, within))).await
+    }
+
+    pub(crate) async fn enter_load(
+        &self,
+        journal: &Key,
+        load: Uuid,
+        life: Duration,
+        within: Duration,
+    ) -> StoreResult<()> {
+        let args = |cmd: &mut Cmd| {
+            push_id(cmd, load);
+            cmd.arg(millis(life));
+        };
+        self.commands.run(&scripts::ENTER_LOAD, journal.name(), (48, args), within, int).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn no_tag_since(
+        &self,
+        journal: &Key,
+        load: Uuid,
+        tags: &[Key],
+        within: Duration,
+    ) -> StoreResult<bool> {
+        let names: usize = tags.iter().map(|tag| tag.name().len() + 1).sum();
+        let mut cmd = Cmd::with_capacity(tags.len() + 3, journal.name().len() + names + 48);
+        cmd.arg("HMGET");
+        push_key(&mut cmd, b'j', journal.name());
+        cmd.arg(format!("l{}", load.simple()));
+        for tag in tags {
+            cmd.arg(format!("t{}", tag.name()));
+        }
+        match self.commands.send(journal.name(), &cmd, within, SendMode::Repeat).await? {
+            Value::Array(numbers) => {
+                let mut numbers = numbers.into_iter().map(id);
+                let began = numbers.next().flatten();
+                Ok(began.is_some_and(|began| numbers.all(|number| number < Some(began))))
+            }
+            // Foreign data: no load has entered it.
+            Value::ServerError(error) if error.code() == "WRONGTYPE" => Ok(false),
+            Value::ServerError(error) => Err(refused(error.into())),
+            _ => Err(not_understood()),
+        }
     }
 
     pub(crate) async fn enlist(

@@ -97,7 +97,7 @@ const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
-/// The commands that only the scripts of volumes and of adaptive load limits call.
+/// The commands that only the scripts of volumes, of journals of tags and of adaptive load limits call.
 pub(super) const COPIES_ONLY: [&str; 4] = ["HDEL", "HGETALL", "HMGET", "HSET"];
 
 /// The commands for `ACL DRYRUN`, with their arguments after the key: those above and those of the guard's scripts, except
@@ -179,7 +179,8 @@ impl RefusedRights {
         }
         let of_locks = "loads are guarded; mutexes and semaphores fail, and loads are not limited";
         let of_copies = "no value is served from memory (local_for), and where another process of this namespace does that, \
-                         invalidations by this one fail; the limit of adaptive_loads stays where it is";
+                         invalidations by this one fail; the limit of adaptive_loads stays where it is; values to which their load adds \
+                         tags are not stored";
         for (what, cost) in [(locks, of_locks), (copies, of_copies)] {
             if !what.is_empty() {
                 let found = Finding::warning("rights", may_not(&what));

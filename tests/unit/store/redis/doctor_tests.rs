@@ -45,9 +45,10 @@ fn locks_only_lists_the_commands_that_only_scripts_of_locks_call() {
 }
 
 #[test]
-fn copies_only_lists_the_commands_that_only_scripts_of_volumes_and_load_limits_call() {
-    let volumes =
-        ["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag", "load_limit"];
+fn copies_only_lists_the_commands_that_only_scripts_of_volumes_journals_and_load_limits_call() {
+    let mut volumes =
+        vec!["volume", "announcing", "announce", "renew_member", "remove_member", "forget_tag", "load_limit"];
+    volumes.extend(["journal", "enter_load", "note_tag"]);
     let is_of_volumes = |script: &str| volumes.contains(&script);
     // The script of INVALIDATE is left out, because it announces like the scripts of volumes.
     let others = called(|script| !is_of_volumes(script) && !["doctor", "invalidate"].contains(&script));
