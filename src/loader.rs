@@ -24,7 +24,7 @@ use crate::key::Key;
 use crate::observe::{FlightId, panic_text};
 use crate::store::load_limit::LoadEnd;
 use crate::value::FlightOutcome;
-use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, TagId, Unstored};
+use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, Unstored};
 
 type Run = Box<dyn FnOnce(LoadInput) -> Pin<Box<dyn Future<Output = LoadOutput> + Send>> + Send>;
 
@@ -134,6 +134,8 @@ pub(crate) struct Loader {
     pub(crate) waits_for: OnceLock<FlightId>,
     /// The batch that the loader belongs to, if any.
     pub(crate) batch: Option<BatchId>,
+    /// Whether the load may add tags to its value.
+    pub(crate) may_tag: bool,
 }
 
 /// Identifies a batch within its process.
@@ -211,7 +213,7 @@ pub(crate) enum LoadResult {
         /// The validator of the value, see `Entry::validator`.
         validator: Bytes,
         /// The value's tags besides the policy's.
-        tags: Vec<TagId>,
+        tags: Vec<Key>,
         status_only: Option<Bytes>,
         /// What it means for the older value if this value is not stored.
         unstored: Unstored,
@@ -287,7 +289,13 @@ impl Loader {
             since: None,
             waits_for: OnceLock::new(),
             batch: None,
+            may_tag: false,
         }
+    }
+
+    /// A loader whose load may add tags to its value.
+    pub(crate) fn that_may_tag(self) -> Self {
+        Self { may_tag: true, ..self }
     }
 }
 

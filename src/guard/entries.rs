@@ -172,7 +172,7 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let tags = entry::tag_keys(&guard.state.namespace, tags, 0)?;
+        let tags = entry::tag_keys(&guard.state.namespace, tags, (0, guard.policy.max_tags))?;
         guard.insert_until(&key, value, tags, Instant::now() + LONGEST).await
     }
 

@@ -96,7 +96,7 @@ impl StampedeGuard {
             context.set_validator("");
             load()
         };
-        let loader = |own: OwnResult<T, E>| loader(load, guard.call(&key), own);
+        let loader = |own: OwnResult<T, E>| Loader { may_tag: false, ..loader(load, guard.call(&key), own) };
         answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 

@@ -15,15 +15,15 @@ use tokio::time::Instant;
 use super::memoize::{CacheableResponse, SharedError};
 use crate::error::{Error, Failure, LoadError};
 use crate::guard_state::GuardState;
-use crate::key::CacheKey;
+use crate::key::{CacheKey, Key};
 use crate::loader::{LeaseState, LoadInput, LoadResult, Loader};
-use crate::observe::{Count, GuardCount, failure_text, log, warn_if};
+use crate::observe::{Count, failure_text, log, warn_if};
 use crate::policy::Policy;
 use crate::read_through::OwnResult;
 use crate::read_through::call::Call;
 use crate::sync::lock;
 use crate::value::codec::Codec;
-use crate::value::entry::{Entry, Lifetimes, Packed, Storage, TagId, Unstored};
+use crate::value::entry::{Entry, Lifetimes, Packed, Storage, Unstored};
 use crate::value::{SharedValue, entry};
 
 /// Decodes an entry as a `T`.
@@ -81,7 +81,7 @@ where
     let (state, policy, key) = (Arc::clone(call.state), Arc::clone(call.policy), call.key.clone());
     Loader::new(move |input| async move {
         let mode = input.mode;
-        let context = LoadContext::new(input, Arc::clone(&state), Arc::clone(&policy));
+        let context = LoadContext::new(input, Arc::clone(&state), &policy);
         let settings = Arc::clone(&context.settings);
         let loaded = load(context).await.map_err(Arc::new);
         let call = Call { state: &state, policy: &policy, key: &key };
@@ -90,6 +90,7 @@ where
         let _ = own.send(own_result);
         result.into()
     })
+    .that_may_tag()
 }
 
 /// A load's result for its waiters, and for its own caller.
@@ -225,8 +226,6 @@ pub struct LoadContext<T> {
     lost: watch::Receiver<bool>,
     settings: Arc<Mutex<LoadSettings>>,
     state: Arc<GuardState>,
-    mode: LeaseState,
-    policy: Arc<Policy>,
 }
 
 /// A loader's settings for its value.
@@ -234,10 +233,11 @@ pub struct LoadContext<T> {
 pub(super) struct LoadSettings {
     lifetimes: Lifetimes,
     validator: Bytes,
-    tags: Vec<TagId>,
+    tags: Vec<Key>,
+    max_tags: usize,
     negative_for: Duration,
-    /// Whether the value must not be stored, whatever the other settings say: because the loader says so, or because the id of one of
-    /// its tags could not be read, so that the value would outlive the tag's invalidation.
+    /// Whether the value must not be stored, whatever the other settings say: because the loader says so, or because a tag was refused,
+    /// so that the value would outlive its invalidation.
     unstored: bool,
     /// Whether the loader has called `fresh_for` or `do_not_store`. Then the policy's rule for negative values does not apply.
     decided: bool,
@@ -249,7 +249,8 @@ impl LoadSettings {
     pub(super) fn new(policy: &Policy, validator: Bytes) -> Self {
         let (lifetimes, negative_for) = (policy.lifetimes(), policy.negative_for());
         let [unstored, decided, negative] = [false; 3];
-        Self { lifetimes, validator, tags: Vec::new(), negative_for, unstored, decided, negative }
+        let (tags, max_tags) = (Vec::new(), policy.max_tags);
+        Self { lifetimes, validator, tags, max_tags, negative_for, unstored, decided, negative }
     }
 
     /// The value's lifetimes, after the loader has ended.
@@ -265,11 +266,11 @@ impl LoadSettings {
 }
 
 impl<T: DeserializeOwned + 'static> LoadContext<T> {
-    fn new(input: LoadInput, state: Arc<GuardState>, policy: Arc<Policy>) -> Self {
-        let LoadInput { mode, previous, deadline, lost, .. } = input;
-        let settings = Arc::new(Mutex::new(LoadSettings::new(&policy, Bytes::new())));
+    fn new(input: LoadInput, state: Arc<GuardState>, policy: &Policy) -> Self {
+        let LoadInput { previous, deadline, lost, .. } = input;
+        let settings = Arc::new(Mutex::new(LoadSettings::new(policy, Bytes::new())));
         let decoded = OnceLock::new();
-        let mut context = Self { previous, decoded, deadline, lost, settings, state, mode, policy };
+        let mut context = Self { previous, decoded, deadline, lost, settings, state };
         if context.previous.as_ref().is_some_and(|entry| !entry.validator.is_empty()) {
             let is_decoded = context.previous().is_some();
             match &mut context.previous {
@@ -353,42 +354,31 @@ impl<T> LoadContext<T> {
     }
 
     /// Adds tags to this value besides the policy's: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of
-    /// them invalidates it. At most 16, however many the policy has. Call this *before* you ask the origin for the value: an
-    /// invalidation between the answer of the origin and this call is missed, and the older value is stored. Each call costs a round
-    /// trip, and each read of such a value a second one; tags of the policy cost neither.
+    /// them invalidates it. At most [`max_tags`](crate::PolicyBuilder::max_tags), however many the policy has.
     ///
-    /// If the store cannot be reached, the load does not fail: the value goes to its waiters and is not
-    /// stored, because an invalidation would not find it.
+    /// Call this whenever the tags are known, also after the origin has answered: a value is not stored if one of its tags was
+    /// invalidated since the load began. Each load costs two round trips for that, and each read of such a value one; tags of the policy
+    /// cost neither.
     ///
     /// # Errors
     ///
-    /// An empty tag, or too many tags: the value then gets none of the tags of this call.
+    /// An empty tag, or too many tags: the value then gets none of the tags of this call, and is not stored.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the value is not stored.
+    /// Safe: this waits for nothing.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
-        let before = lock(&self.settings).tags.len();
-        let tags = entry::tag_keys(&self.state.namespace, tags, before)?;
-        let stored_without = std::mem::replace(&mut lock(&self.settings).unstored, true);
-        if self.mode != LeaseState::Leased {
-            // Nothing of this load is stored, so the tags are not needed.
-            return Ok(());
-        }
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        let within = left.min(self.policy.coordination_budget);
-        match self.state.tagged(tags, self.policy.tag_life(), within).await {
-            Ok(tagged) => {
-                let mut settings = lock(&self.settings);
-                settings.tags.extend(tagged);
-                settings.unstored = stored_without;
+        let mut settings = lock(&self.settings);
+        match entry::tag_keys(&self.state.namespace, tags, (settings.tags.len(), settings.max_tags)) {
+            Ok(tags) => {
+                settings.tags.extend(tags);
+                Ok(())
             }
             Err(error) => {
-                self.state.count(GuardCount::store_errors);
-                warn_if!(log::GUARD, self.state.logs.unshareable.is_due(), %error, "the ids of a value's tags can not be read: it is not stored");
+                settings.unstored = true;
+                Err(error)
             }
         }
-        Ok(())
     }
 
     /// Declares that this value says "there is nothing": it is stored for the policy's

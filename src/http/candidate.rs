@@ -18,6 +18,7 @@ use crate::http_rules::fields::{is_encoded, remove_content_digests};
 use crate::http_rules::freshness::{StaleWindows, is_failure};
 use crate::http_rules::response::StoreDecision;
 use crate::http_rules::vary::{Fingerprint, Names};
+use crate::key::Key;
 use crate::loader::LoadResult;
 use crate::policy::Policy;
 use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, Unstored, ms};
@@ -70,6 +71,8 @@ pub(crate) struct StoreCandidate {
     storing: Option<StoreDecision>,
     says_shared: bool,
     variant: Option<Box<VariantId>>,
+    /// The tags that it has besides the policy's.
+    pub(crate) tags: Vec<Key>,
     /// Whether it was already older than its stated lifetime when its head was received.
     pub(crate) is_too_old: bool,
     /// The response's age when its head was received (RFC 9111, 4.2.3).
@@ -116,8 +119,8 @@ impl StoreCandidate {
         now: SystemTime,
     ) -> Self {
         let head = head_of(head.status, head.version, head.headers.clone());
-        let is_too_old = false;
-        Self { head, storing: None, says_shared, variant, is_too_old, age, came: Instant::now(), now }
+        let (is_too_old, came) = (false, Instant::now());
+        Self { head, storing: None, says_shared, variant, tags: Vec::new(), is_too_old, age, came, now }
     }
 
     /// For how many seconds it is fresh; `None` if it is not stored.
@@ -223,7 +226,7 @@ impl StoreCandidate {
         let status_only = if too_long { status_of(&stored).encode(&meta) } else { None };
         let lifetimes =
             self.storing.as_ref().map_or_else(Lifetimes::default, |storing| lifetimes(storing, &meta));
-        let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), Vec::new());
+        let (encoding, validator, tags) = (Encoding::HTTP, Bytes::new(), self.tags);
         // A body with a content coding is compressed already, so LZ4 would not make it shorter.
         let is_packed = self.storing.is_some() && !is_encoded(&self.head.headers);
         let packed = Packed::of(&payload, if is_packed { policy.compress_from } else { usize::MAX });

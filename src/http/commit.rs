@@ -19,9 +19,10 @@ use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::side_commit::SideCommit;
 use super::stored::{VariantId, is_replayable, is_storable};
+use super::tags::CacheTagger;
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::upstream::{UpstreamBody, UpstreamError};
-use crate::error::Failure;
+use crate::error::{Error, Failure};
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
 use crate::http_rules::conditional::{is_not_modified, not_modified};
@@ -59,6 +60,7 @@ pub(super) struct ResponseCommit {
     /// Sends the answer to the client of this request; `None` once that was done.
     pub(crate) client: Option<OwnSender<ClientAnswer>>,
     pub(crate) delivery: Delivery,
+    pub(crate) tagger: CacheTagger,
 }
 
 impl ResponseCommit {
@@ -97,6 +99,14 @@ impl ResponseCommit {
         };
         if self.mode == LeaseState::Unleased || !is_storable(&head.headers) {
             candidate.not_stored();
+        }
+        let (parts, resource) = ((&*self.state, &*self.policy), &self.load_request.resource);
+        match self.tagger.tags_of(head, resource, parts) {
+            Ok(tags) => candidate.tags = tags,
+            Err(error) => {
+                untaggable(&self.state, &self.load_request, &error);
+                candidate.not_stored();
+            }
         }
         if candidate.is_too_old {
             too_old(&self.state, &self.load_request, candidate.age);
@@ -218,6 +228,12 @@ fn too_big(state: &GuardState, load_request: &LoadRequest, policy: &Policy, leng
     );
 }
 
+/// Warns the operator of a response that is not stored, because it could not be invalidated by all of its tags.
+fn untaggable(state: &GuardState, load_request: &LoadRequest, error: &Error) {
+    let key = &load_request.resource;
+    warn_if!(log::HTTP, state.logs.unshareable.is_due(), ?key, %error, "a response's tags are refused: it is not stored");
+}
+
 /// Warns the operator of a response that was older than its lifetime when it was received: by that lifetime, this resource is never fresh.
 fn too_old(state: &GuardState, load_request: &LoadRequest, age: Duration) {
     let key = &load_request.resource;
@@ -260,8 +276,8 @@ impl ResponseCommit {
         }
         // Announce a response to waiters before its end only if its flight sees every invalidation meanwhile. An
         // invalidation by tag, or under another key, would not reach callers that join this flight.
-        let may_announce =
-            !self.policy.has_tags(&self.load_request.resource) && matches!(self.side_commit, SideCommit::No);
+        let has_tags = self.policy.has_tags(&self.load_request.resource) || !candidate.tags.is_empty();
+        let may_announce = !has_tags && matches!(self.side_commit, SideCommit::No);
         let mut shared_body =
             expected.filter(|_| may_announce).and_then(|length| candidate.shared_body(length)).map(Arc::new);
         let chunks = shared_body.as_ref().map(|shared_body| Arc::clone(&shared_body.body));

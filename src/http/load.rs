@@ -17,6 +17,7 @@ use super::candidate::{StoredResponseToReplace, head_of};
 use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, ResponseCommit};
 use super::side_commit::SideCommit;
 use super::stored::{ResponseMeta, StoredResponse};
+use super::tags::{CacheTagger, own_tags};
 use super::upstream::{UpstreamBody, UpstreamError, UpstreamRequest, UpstreamResponse};
 use crate::error::Failure;
 use crate::guard::load::Times;
@@ -69,18 +70,19 @@ pub(super) fn loader(
             now: SystemTime::now(),
             client: Some(client),
             delivery,
+            tagger: CacheTagger::default(),
         };
         commit.fwd = commit.forward_reason();
         let stored_at = commit.load_request.state().stored_at.clone();
         if let Some(key) = stored_at {
-            commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, None).await;
+            commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, (None, true)).await;
         }
         // A little before the flight's own bound, so that a slow body is handed over to its client instead of being cut
         // off with the load.
         let until = Instant::now() + commit.policy.load_timeout - commit.policy.load_timeout / 20;
         commit.load(request, until).await
     });
-    (loader, answer)
+    (loader.that_may_tag(), answer)
 }
 
 /// How a load with this response has ended, for an adaptive limit of loads.
@@ -143,6 +145,7 @@ impl ResponseCommit {
     async fn forward(&mut self, mut request: UpstreamRequest) -> (UpstreamResponse, bool) {
         let again = self.stored_whole().and_then(|_| request.copy());
         self.put_conditions(request.head.headers_mut());
+        request.head.extensions_mut().insert(self.tagger.clone());
         let mut sent_at = Instant::now();
         let response_future = request.send();
         self.load_request.state().progress = Progress::Forwarded;
@@ -164,6 +167,7 @@ impl ResponseCommit {
         });
         if let Some(mut again) = again.filter(|_| is_contradicted && stored_at.is_none()) {
             remove_conditions(again.head.headers_mut());
+            again.head.extensions_mut().insert(self.tagger.clone());
             sent_at = Instant::now();
             response = again.send().await;
         }
@@ -271,6 +275,10 @@ impl ResponseCommit {
                 self.invalidate_if_names_changed(&mut candidate).await;
                 let ttl = candidate.ttl();
                 let unstored = self.unstored(status);
+                if let (true, Some(previous)) = (candidate.tags.is_empty(), &self.previous) {
+                    let Self { state, policy, load_request, .. } = &self;
+                    candidate.tags = own_tags(&previous.entry, state, policy, &load_request.resource);
+                }
                 let result = candidate.finish(body.clone(), trailers.clone(), None, unstored, &self.policy);
                 (ttl, self.side_commit.store(result, false).await)
             }

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tracing::Span;
+use uuid::Uuid;
 
 use crate::guard_state::GuardState;
 use crate::key::Key;
@@ -39,29 +40,34 @@ pub(crate) struct SideLease {
     policy: Arc<Policy>,
     state: Arc<GuardState>,
     tagged: Vec<TagId>,
+    /// The load's id in the journal of tags, if it has entered it.
+    journaled: Option<Uuid>,
 }
 
 impl SideCommit {
     /// Takes the lease of `key`, if it is free. A caller that takes it before its load begins does not store a response that an
     /// invalidation has overtaken.
     ///
-    /// `rejected` is the stored entry that the response replaces.
+    /// `rejected` is the stored entry that the response replaces. A response that gets tags is stored only if the load `may_tag`: it begins
+    /// after this.
     pub(crate) async fn begin(
         state: &Arc<GuardState>,
         policy: &Arc<Policy>,
         key: &Key,
-        rejected: Option<Arc<StoredEntry>>,
+        (rejected, may_tag): (Option<Arc<StoredEntry>>, bool),
     ) -> Self {
         let Some(lease) = lease_if_free(state, key, policy, rejected).await else { return Self::Refused };
         let tags = policy.tag_keys(&state.namespace, key);
-        let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout);
+        let enter = async { if may_tag { state.enter_load(policy).await } else { None } };
+        let (tagged, journaled) = tokio::join!(tagged, enter);
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;
             return Self::Refused;
         };
         let lease = RenewedLease::new(lease, Instant::now() + policy.load_timeout);
         let (key, policy, state) = (key.clone(), Arc::clone(policy), Arc::clone(state));
-        Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged }))
+        Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged, journaled }))
     }
 
     /// Stores the response if that is allowed. The result shares the response with the waiters of its own flight only if the
@@ -70,8 +76,11 @@ impl SideCommit {
     pub(crate) async fn store(&mut self, result: LoadResult, is_failure: bool) -> LoadResult {
         match (std::mem::take(self), result) {
             (Self::No, result) => result,
-            (Self::Granted(granted), LoadResult::Value { encoding, payload, packed, lifetimes, .. }) => {
-                let stored = granted.store(encoding, (payload.clone(), packed), lifetimes).await;
+            (
+                Self::Granted(granted),
+                LoadResult::Value { encoding, payload, packed, lifetimes, tags, .. },
+            ) => {
+                let stored = granted.store(encoding, (payload.clone(), packed), lifetimes, &tags).await;
                 unstored(encoding, payload, stored || is_failure)
             }
             (Self::Refused, LoadResult::Value { encoding, payload, .. }) => {
@@ -101,12 +110,19 @@ impl SideLease {
         encoding: Encoding,
         (payload, packed): (Bytes, Packed),
         lifetimes: Lifetimes,
+        late: &[Key],
     ) -> bool {
-        let Self { lease, key, policy, state, tagged } = self;
+        let Self { lease, key, policy, state, mut tagged, journaled } = self;
         let Some(lease) = lease.take().await else { return false };
         let now = state.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
-        if keep.is_zero() {
+        let is_current = late.is_empty() || {
+            policy.counters.added_tags();
+            let life = policy.longer_tag_life(lifetimes).unwrap_or_else(|| policy.tag_life());
+            let ids = state.late_ids(journaled, late, life, policy.command_timeout).await;
+            ids.ok().flatten().map(|ids| tagged.extend(ids)).is_some()
+        };
+        if keep.is_zero() || !is_current {
             lease.hand_over(0).await;
             return false;
         }

@@ -24,6 +24,7 @@ use super::exchange::separate_key;
 use super::of_keys;
 use super::side_commit::SideCommit;
 use super::stored::StoredResponse;
+use super::tags::{CacheTagger, invalidate_groups, own_tags};
 use super::upstream::{BoxFuture, UpstreamRequest, UpstreamResponse};
 use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
@@ -57,7 +58,7 @@ impl UpstreamRequest {
         let response = send_unsafe(&guard, self, changed.as_ref()).await?;
         let mut response = response.map(GuardedBody::passed);
         if let Some(changed) = changed {
-            send_invalidation(&guard, of_keys(&guard, changed.keys(response.status(), response.headers())))
+            send_invalidation(&guard, of_answer(&guard, &changed, response.status(), response.headers()))
                 .await;
         }
         let status = CacheStatus::unstored(Fwd::METHOD, None);
@@ -96,9 +97,10 @@ impl UpstreamRequest {
             now: SystemTime::now(),
             client: Some(client),
             delivery: Delivery::default(),
+            tagger: CacheTagger::default(),
         };
         let (head, body) = response.into_parts();
-        send_invalidation(guard, of_keys(guard, changed.keys(head.status, &head.headers))).await;
+        send_invalidation(guard, of_answer(guard, changed, head.status, &head.headers)).await;
         let candidate = commit.candidate(&head, body.size());
         let is_stored = matches!(candidate, Ok(candidate) if candidate.is_stored());
         let until = sent_at + policy.load_timeout;
@@ -106,7 +108,8 @@ impl UpstreamRequest {
         let commit_task = async move {
             // Take the lease only after the response: during the POST, a GET of the resource would wait for that lease.
             if is_stored && !commit.state.is_closed() {
-                commit.side_commit = SideCommit::begin(&commit.state, &commit.policy, &key, None).await;
+                commit.side_commit =
+                    SideCommit::begin(&commit.state, &commit.policy, &key, (None, false)).await;
             }
             commit.response(Response::from_parts(head, body), until).await.settle();
             drop(running);
@@ -215,7 +218,8 @@ async fn update_by_head(
             if let Verdict::Store(storing) = verdict_on(head.status, &head.headers)
                 && storing.vary == Vary::Nothing
             {
-                let candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
+                let mut candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
+                candidate.tags = own_tags(&stored.entry, state, policy, &key);
                 let trailers = trailers.map(|trailers| *trailers);
                 let fresh = candidate.finish(body.clone(), trailers, None, Unstored::OfResource, policy);
                 freshen(guard, key, seen, fresh).await;
@@ -280,15 +284,26 @@ impl Drop for UnsafeRequest<'_> {
         let late_answer_task = async move {
             let late_answer =
                 timeout(LATE_ANSWER_TIMEOUT, AssertUnwindSafe(pending_call).catch_unwind()).await;
-            let keys = match late_answer {
-                Ok(Ok(Ok(response))) => changed.keys(response.status(), response.headers()),
-                Ok(Ok(Err(_)) | Err(_)) | Err(_) => changed.target_keys(),
+            let invalidation = match late_answer {
+                Ok(Ok(Ok(response))) => of_answer(&guard, &changed, response.status(), response.headers()),
+                Ok(Ok(Err(_)) | Err(_)) | Err(_) => of_keys(&guard, changed.target_keys()),
             };
-            drop(begin_to_send(&guard, of_keys(&guard, keys)));
+            drop(begin_to_send(&guard, invalidation));
             drop((permit, running));
         };
         tokio::spawn(late_answer_task.in_current_span());
     }
+}
+
+/// The invalidation of what an unsafe request has changed, by the head of its response.
+fn of_answer(
+    guard: &StampedeGuard,
+    changed: &ChangedResources,
+    status: StatusCode,
+    headers: &HeaderMap,
+) -> Invalidation {
+    let invalidation = of_keys(guard, changed.keys(status, headers));
+    invalidate_groups(invalidation, &changed.target_keys(), headers)
 }
 
 /// Sends an invalidation. Continues in the background if the store takes longer than the request may wait.
@@ -335,7 +350,7 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
     let freshening = tokio::spawn(async move {
         let (state, policy) = guard.parts();
         let raw = seen.raw(&key);
-        let mut side_commit = SideCommit::begin(state, policy, &key, Some(seen)).await;
+        let mut side_commit = SideCommit::begin(state, policy, &key, (Some(seen), false)).await;
         // Read under the lease: a later invalidation makes the commit fail.
         let stored = match &side_commit {
             SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),

@@ -268,16 +268,21 @@ pub(crate) const CDN_CACHE_CONTROL: &str = "cdn-cache-control";
 
 /// The directives of `CDN-Cache-Control`, if that field is present, valid and not empty (RFC 9213, 2.1).
 pub(crate) fn targeted(headers: &HeaderMap) -> Option<CacheControl> {
-    let mut lines = headers.get_all(CDN_CACHE_CONTROL).iter();
-    // A field on several lines is one dictionary (RFC 8941, 4.2).
+    let all = whole_field(headers, CDN_CACHE_CONTROL)?;
+    let mut members = MemberValues::default();
+    Parser::new(&all).parse_dictionary_with_visitor(&mut members).ok()?;
+    members.directives().filter(|_| !members.0.is_empty())
+}
+
+/// The value of a structured field, which may be on several lines (RFC 8941, 4.2).
+pub(super) fn whole_field(headers: &HeaderMap, name: &str) -> Option<Vec<u8>> {
+    let mut lines = headers.get_all(name).iter();
     let mut all = lines.next()?.as_bytes().to_vec();
     for line in lines {
         all.extend_from_slice(b", ");
         all.extend_from_slice(line.as_bytes());
     }
-    let mut members = MemberValues::default();
-    Parser::new(&all).parse_dictionary_with_visitor(&mut members).ok()?;
-    members.directives().filter(|_| !members.0.is_empty())
+    Some(all)
 }
 
 /// The members of `CDN-Cache-Control` by name: of several members with one name the last counts (RFC 8941, 4.2.2).
@@ -356,8 +361,8 @@ impl<'de> DictionaryVisitor<'de> for &mut MemberValues {
     }
 }
 
-/// Stores the value of one member in [`MemberValues`].
-struct MemberVisitor<'a>(&'a mut Option<BareItem>);
+/// Stores the value of one member, which stays `None` for an inner list.
+pub(super) struct MemberVisitor<'a>(pub(super) &'a mut Option<BareItem>);
 
 impl<'de> EntryVisitor<'de> for MemberVisitor<'_> {
     type Error = Infallible;

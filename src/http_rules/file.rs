@@ -59,6 +59,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("ignore_request_no_cache", ignore_request_no_cache),
     setting!("expose_key", expose_key),
     setting!("path_tags", path_tags),
+    setting!("cache_groups", cache_groups),
     setting!("answer_info", answer_info),
     setting!("default_lifetime", default_lifetime),
     setting!("heuristic_freshness", heuristic_freshness),

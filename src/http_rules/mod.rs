@@ -9,6 +9,7 @@ pub(crate) mod fields;
 #[cfg(feature = "serde")]
 mod file;
 pub(crate) mod freshness;
+pub(crate) mod groups;
 pub(crate) mod key;
 pub(crate) mod request;
 pub(crate) mod request_settings;

@@ -61,6 +61,7 @@ pub struct HttpPolicy {
     pub(crate) ignore_request_no_cache: bool,
     pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
+    pub(crate) cache_groups: bool,
     pub(crate) answer_info: bool,
     /// The headers on which every response depends, sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
@@ -123,6 +124,26 @@ setters! {
     /// # Ok(()) }
     /// ```
     path_tags(tagged: bool => path_tags);
+
+    /// Whether the fields of Cache Groups (RFC 9875) have effect. Each member of a response's `Cache-Groups` is then a
+    /// [tag](crate::http::CacheTags) of it, within its origin, and a response to an unsafe method that has `Cache-Group-Invalidation`
+    /// invalidates the responses of these groups of its own origin, in the whole fleet. A field that is no list of strings is ignored, and
+    /// so are the members of an invalidation beyond the 128th. Defaults to no.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// // GET /scripts.js  ->  Cache-Groups: "scripts"
+    /// // POST /upload     ->  Cache-Group-Invalidation: "scripts"
+    /// let policy = Policy::builder().http(HttpPolicy::default().cache_groups(true)).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// # let _ = guard;
+    /// # Ok(()) }
+    /// ```
+    cache_groups(used: bool => cache_groups);
 
     /// Whether `Cache-Status` contains the key (RFC 9211, 2.7), to find out why two requests do not share a
     /// response. It contains the URI and the additions of the policy's [`key`](Self::key). Defaults to no.
@@ -358,6 +379,7 @@ impl Default for HttpPolicy {
             expose_key: false,
             // With it, each path has a tag id in the store for a day at least, and each hit reads that id.
             path_tags: false,
+            cache_groups: false,
             answer_info: false,
             vary_on: Vec::new(),
             // Enough for the languages times the encodings of a large site. A header with more values does not choose among

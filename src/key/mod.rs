@@ -110,6 +110,8 @@ impl Key {
     }
 }
 
+/// Begins the suffix of the [tag of a group](Key::of_group), which follows.
+const GROUP: &str = "~g:";
 /// The suffix of a [tag of a path](Key::of_path).
 const PATH: &str = "~p";
 /// Begins the suffix that a report of proxies adds to a resource's key: the report's digest follows. Without a digest it is the suffix
@@ -138,6 +140,20 @@ impl Key {
     /// The tag of the entries that this HTTP resource has under reports of proxies; `None` if this is not the key of an HTTP resource.
     pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
+    }
+
+    /// The tag of the responses of a group (RFC 9875) of this HTTP resource's origin; `None` if this is not the key of an HTTP resource.
+    pub(crate) fn of_group(&self, namespace: &str, group: &str) -> Option<Self> {
+        let mut parts = self.within(namespace).split(':');
+        let mut end = self.full().len() - self.within(namespace).len();
+        let mut next = || parts.next().inspect(|part| end += part.len() + 1);
+        if next()? != "http" {
+            return None;
+        }
+        while !matches!(next()?, "http" | "https") {}
+        next()?;
+        let origin = self.full().get(..end - 1)?;
+        Some(Self::of_full(&format!("{origin}{GROUP}{}", CacheKey::from(group).as_str())))
     }
 
     /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this

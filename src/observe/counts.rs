@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
@@ -290,11 +290,33 @@ pub(crate) struct PolicyCounters {
     pub(crate) routes: Routes,
     /// Whether these counters were published before.
     published: AtomicBool,
+    /// Whether a load has added tags to its value.
+    tags: AtomicBool,
+    /// How many loads have entered the journal of tags before one has added any.
+    entered: AtomicU8,
 }
 
 impl PolicyCounters {
     fn new(name: Arc<str>) -> Self {
         Self { name, ..Self::default() }
+    }
+
+    /// Whether a load that begins now enters the journal of tags, in case it adds tags to its value. The first loads do, and all loads once
+    /// one has added tags: a fleet without such tags does not pay for them.
+    pub(crate) fn expects_tags(&self) -> bool {
+        const FIRST_LOADS: u8 = 16;
+        self.tags.load(Ordering::Relaxed)
+            || self
+                .entered
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |entered| {
+                    (entered < FIRST_LOADS).then_some(entered + 1)
+                })
+                .is_ok()
+    }
+
+    /// Called when a load has added tags to its value.
+    pub(crate) fn added_tags(&self) {
+        self.tags.store(true, Ordering::Relaxed);
     }
 
     #[inline]

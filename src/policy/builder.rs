@@ -13,7 +13,6 @@ use super::{AdaptiveLoads, OnAbsent, OnOverload, OnStoreDown, OnWaitTimeout, Pol
 use crate::error::{Error, ErrorKind};
 use crate::key::CacheKey;
 use crate::value::codec::Codec;
-use crate::value::entry::MOST_TAGS;
 
 /// Builds a [`Policy`]; [`build`](Self::build) refuses settings that contradict each other.
 #[derive(Clone, Debug, Default)]
@@ -362,6 +361,11 @@ setters! { PolicyBuilder:
     #[cfg(feature = "lz4")]
     compress_from(bytes: usize => policy.compress_from);
 
+    /// How many tags of its own a value or a response may have besides the policy's: by [`LoadContext::tag`](crate::LoadContext::tag),
+    /// [`insert_with_tags`](crate::StampedeGuard::insert_with_tags), or [`CacheTags`](crate::http::CacheTags). With more it is not stored,
+    /// and never stored without some of them. At most 256. Defaults to 64.
+    max_tags(tags: usize => policy.max_tags);
+
     /// The longest value or response body, in bytes, that this process stores and shares. A value that another process has stored
     /// is served whatever its length. A longer response streams through to its own client; a longer value goes to the caller that
     /// loaded it, and all others load for themselves. [`Stats::unshareable`](crate::Stats::unshareable) counts both. Defaults to
@@ -462,8 +466,9 @@ fn unusable_name(name: &str) -> Option<String> {
 }
 
 fn unusable_tags(tags: &[CacheKey]) -> Option<String> {
-    let is_refused = tags.len() >= MOST_TAGS || tags.iter().any(CacheKey::is_empty);
-    is_refused.then(|| format!("tags are {}: choose at most {}, none empty", tags.len(), MOST_TAGS - 1))
+    const MOST: usize = 15;
+    let is_refused = tags.len() > MOST || tags.iter().any(CacheKey::is_empty);
+    is_refused.then(|| format!("tags are {}: choose at most {MOST}, none empty", tags.len()))
 }
 
 fn time_out_of_range(policy: &Policy) -> Option<String> {
@@ -502,7 +507,7 @@ fn number_out_of_range(policy: &Policy) -> Option<String> {
     let (waiters, body, fail_open) = (policy.max_waiters, policy.max_body, policy.max_fail_open_loads);
     let loads = policy.max_concurrent_loads.unwrap_or(1);
     let AdaptiveLoads { start, min, max, .. } = &policy.adaptive_loads;
-    let limits: [(&str, &dyn Display, bool, &str); 11] = [
+    let limits: [(&str, &dyn Display, bool, &str); 12] = [
         ("the min of adaptive_loads", min, *min > 0, "at least 1"),
         ("the max of adaptive_loads", max, max >= min && *max <= 1_000_000, "from its min to 1,000,000"),
         ("the start of adaptive_loads", start, (min..=max).contains(&start), "from its min to its max"),
@@ -518,6 +523,7 @@ fn number_out_of_range(policy: &Policy) -> Option<String> {
         ("max_concurrent_loads", &loads, loads > 0, "at least 1"),
         ("max_fail_open_loads", &fail_open, fail_open > 0, "at least 1, or OnStoreDown::FailClosed"),
         ("ttl_jitter", &jitter, (0.0..=0.9).contains(&jitter), "from 0 to 0.9"),
+        ("max_tags", &policy.max_tags, policy.max_tags <= 256, "at most 256"),
         ("max_body", &body, (1..=256 * 1024 * 1024).contains(&body), "from 1 to 256 MiB"),
     ];
     let (name, value, _, choices) = limits.into_iter().find(|(_, _, is_within, _)| !is_within)?;

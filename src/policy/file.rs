@@ -59,6 +59,7 @@ static SETTINGS: &Table<PolicyBuilder> = &[
     setting!("shadow", policy.shadow),
     setting!("codec", policy.codec),
     setting!("max_body", policy.max_body),
+    setting!("max_tags", policy.max_tags),
     #[cfg(feature = "lz4")]
     Setting {
         name: "compress_from",

@@ -142,6 +142,7 @@ pub struct Policy {
     pub(crate) codec: Codec,
     pub(crate) compress_from: usize,
     pub(crate) max_body: usize,
+    pub(crate) max_tags: usize,
     #[cfg(feature = "http")]
     pub(crate) http: Arc<crate::http_rules::settings::HttpPolicy>,
 }
@@ -373,6 +374,7 @@ impl Default for Policy {
             compress_from: usize::MAX,
             // Larger bodies block the shared connection: 16 MiB delay every other command by 34 ms.
             max_body: 1024 * 1024,
+            max_tags: 64,
             #[cfg(feature = "http")]
             http: Arc::default(),
         }

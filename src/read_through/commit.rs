@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
 use super::flight_task::{FlightTask, LoadStart, let_go_since};
 use super::lease::Lease;
@@ -109,12 +110,23 @@ impl FlightTask {
         let is_known = start.tags.is_ok();
         let mut tags = start.tags.unwrap_or_default();
         let (mut is_outdated, mut ticket) = (false, None);
-        if let LoadResult::Value { tags: own, lifetimes, .. } = &mut result {
-            tags.append(own);
-            let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
+        if let LoadResult::Value { tags: late, lifetimes, .. } = &mut result {
+            let (late, longer) = (std::mem::take(late), self.policy.longer_tag_life(*lifetimes));
             // The ticket is taken before the tags' ids are read again, and before the commit is sent.
-            ticket = self.ticket(&tags);
+            ticket = self.ticket(tags.iter().map(|tagged| &tagged.tag).chain(&late));
+            let life = longer.filter(|_| is_leased);
             is_outdated = !is_known || self.was_invalidated(&tags, life).await;
+            if !late.is_empty() {
+                self.policy.counters.added_tags();
+                let life = longer.unwrap_or_else(|| self.policy.tag_life());
+                match self.late_ids(start.journaled, &late, life).await {
+                    Some(mut ids) => {
+                        self.state.known_tags.note(&self.flight.key, &late);
+                        tags.append(&mut ids);
+                    }
+                    None => is_outdated = true,
+                }
+            }
         }
         let result = self.loaded(result, took, &tags);
         if is_leased && !is_outdated && !self.see_again(&result).await {
@@ -269,11 +281,11 @@ impl Publication {
 
 impl FlightTask {
     /// A ticket for a local copy of a value with these tags, and the policy's tags; `None` if the policy has no local copies.
-    fn ticket(&self, tags: &[TagId]) -> Option<(Ticket, Box<[Key]>)> {
+    fn ticket<'a>(&self, tags: impl Iterator<Item = &'a Key>) -> Option<(Ticket, Box<[Key]>)> {
         if self.policy.local_for.is_zero() {
             return None;
         }
-        let all: Vec<_> = tags.iter().map(|tagged| tagged.tag.clone()).collect();
+        let all: Vec<_> = tags.cloned().collect();
         let checked = self.policy.tag_keys(&self.state.namespace, &self.flight.key).into();
         Some((self.state.local.ticket(&self.flight.key, &all), checked))
     }
@@ -469,17 +481,30 @@ fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
 }
 
 impl FlightTask {
-    /// Reads the ids of the policy's tags when a load begins.
-    pub(crate) async fn load_start(&self, had_lease: bool) -> LoadStart {
+    /// Reads the ids of the policy's tags when a load begins, and enters the load in the journal of tags if it `may_tag`.
+    pub(crate) async fn load_start(&self, had_lease: bool, may_tag: bool) -> LoadStart {
         let Self { state, policy, flight, .. } = self;
         let _turn = self.batch_turn(policy.has_tags(&flight.key)).await;
         let sent_at = SentAt::now();
         let tags = policy.tag_keys(&state.namespace, &flight.key);
-        let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout).await;
+        let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout);
+        let enter = async { if may_tag { state.enter_load(policy).await } else { None } };
+        let (tags, journaled) = tokio::join!(tags, enter);
         if tags.is_err() {
             state.count(GuardCount::store_errors);
         }
-        LoadStart { sent_at, had_lease, tags }
+        LoadStart { sent_at, had_lease, tags, journaled }
+    }
+
+    /// As [`GuardState::late_ids`]. Asks a second time if the store does not answer.
+    async fn late_ids(&self, load: Option<Uuid>, tags: &[Key], life: Duration) -> Option<Vec<TagId>> {
+        let (state, within) = (&self.state, self.policy.command_timeout);
+        let ids = state.late_ids(load, tags, life, within).await;
+        if let (Err(_), Some(first)) = (&ids, tags.first()) {
+            let _ = state.store.reach(first.name(), self.budget.left()).await;
+            return state.late_ids(load, tags, life, within).await.ok().flatten();
+        }
+        ids.ok().flatten()
     }
 
     /// Whether any of these tags may have been invalidated since its id was read. True if the store does not answer: callers that

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{Instrument as _, Span};
+use uuid::Uuid;
 
 use super::batch::{Attempt, BatchShare};
 use super::call::{Call, CallState};
@@ -270,7 +271,7 @@ impl FlightTask {
             {
                 self.policy.waited(until - since);
             }
-            let start = self.load_start(had_lease).await;
+            let start = self.load_start(had_lease, loader.may_tag && lease.is_some()).await;
             let (loaded, took) = match self.load(loader, permit.as_ref(), &mut lease).await {
                 Ok(ended) => ended,
                 Err(failure) if hops >= MOST_HOPS => (LoadResult::failed(failure).into(), Duration::ZERO),
@@ -357,12 +358,14 @@ pub(crate) struct LoadStart {
     /// The policy's tags with their ids. If the store did not answer, nothing may be stored, because no process could detect an
     /// invalidation of it.
     pub(super) tags: StoreResult<Vec<TagId>>,
+    /// The load's id in the journal of tags, if it has entered it.
+    pub(super) journaled: Option<Uuid>,
 }
 
 impl LoadStart {
     /// The start time and tags of a flight that ends without a load.
     fn none() -> Self {
-        Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()) }
+        Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()), journaled: None }
     }
 }
 

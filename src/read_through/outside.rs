@@ -126,7 +126,7 @@ impl OwnLoad {
 
     /// The guard's loader. If this caller's load cannot be used, the next waiter loads. `led` is notified when the loader is used.
     fn into_loader(self, led: OwnSender<()>) -> Loader {
-        loader_of(led, async { self.begin().await.unwrap_or(LoadResult::OnlyForCaller) })
+        loader_of(led, async { self.begin().await.unwrap_or(LoadResult::OnlyForCaller) }).that_may_tag()
     }
 }
 

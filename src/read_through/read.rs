@@ -231,6 +231,9 @@ impl<'a, 't> EntryRead<'a, 't> {
     /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
     async fn read_checked(self, ticket: &mut Option<Ticket>) -> StoreResult<Option<Content>> {
         let Self { state, key, tags, within, .. } = self;
+        if let Some(known) = state.known_tags.of(key) {
+            return Box::pin(self.read_with(&known, ticket)).await;
+        }
         let servable = state.retained.servable(key, tags);
         let (raw, ids) = match tags {
             [] => (state.store.look_up(key, within).await?, Vec::new()),
@@ -240,15 +243,27 @@ impl<'a, 't> EntryRead<'a, 't> {
                 (entry.pop().flatten(), ids)
             }
         };
-        self.checked(raw, &ids, servable, ticket).await
+        self.checked(raw, (tags, &ids), servable, ticket).await
     }
 
-    /// The second half of [`read_checked`](Self::read_checked): checks the bytes of a read. `ids` are the ids of the tags, from the same
-    /// read; `servable` was computed before the read was sent.
+    /// As [`read_checked`](Self::read_checked). Also reads the ids of these tags, which the entry probably has, in the same round trip.
+    async fn read_with(self, known: &[Key], ticket: &mut Option<Ticket>) -> StoreResult<Option<Content>> {
+        let Self { state, key, tags, within, .. } = self;
+        let servable = state.retained.servable(key, tags);
+        if let Some(ticket) = ticket {
+            state.local.add_tags(ticket, known);
+        }
+        let all = [tags, known].concat();
+        let (mut entry, ids) = state.store.look_up_tagged(std::slice::from_ref(key), &all, within).await?;
+        self.checked(entry.pop().flatten(), (&all, &ids), servable, ticket).await
+    }
+
+    /// The second half of [`read_checked`](Self::read_checked): checks the bytes of a read. `ids` are tags and their ids, from the same
+    /// read, the tags that the entry must have first; `servable` was computed before the read was sent.
     async fn checked(
         self,
         raw: Option<Bytes>,
-        ids: &[Option<u64>],
+        ids: (&[Key], &[Option<u64>]),
         servable: Servable,
         ticket: &mut Option<Ticket>,
     ) -> StoreResult<Option<Content>> {
@@ -271,7 +286,7 @@ impl<'a, 't> EntryRead<'a, 't> {
             reads.map(|read| (read, read.ticket(), state.retained.servable(read.key, tags))).collect();
         let (entries, ids) = state.store.look_up_tagged(keys, tags, within).await?;
         let found = terms.into_iter().zip(entries).map(async |((read, mut ticket, servable), raw)| {
-            let checked = read.checked(raw, &ids, servable, &mut ticket).await;
+            let checked = read.checked(raw, (tags, &ids), servable, &mut ticket).await;
             read.shared(checked, ticket).map(Found::Shared)
         });
         Ok(join_all(found).await)
@@ -301,7 +316,7 @@ impl<'a, 't> EntryRead<'a, 't> {
             [] => Vec::new(),
             tags => state.store.present_ids(tags, within).await?,
         };
-        self.check(entry, &ids, &mut None).await
+        self.check(entry, (tags, &ids), &mut None).await
     }
 
     /// Decodes the bytes stored under the key; counts and logs unreadable ones.
@@ -317,32 +332,34 @@ impl<'a, 't> EntryRead<'a, 't> {
         entry.kind == EntryKind::Value && !(self.tags.is_empty() && entry.tags.is_empty())
     }
 
-    /// Returns `entry`, unless one of its tags was invalidated since it was loaded. `ids` are the ids of the tags and were read together
+    /// Returns `entry`, unless one of its tags was invalidated since it was loaded. `ids` are tags and their ids, which were read together
     /// with the entry; the ids of its other tags are read now. An entry that lacks one of the tags was stored under a policy without
     /// that tag. An invalidation of the tag would not show, so the entry counts as invalidated.
     async fn check(
         self,
         entry: Entry,
-        ids: &[Option<u64>],
+        (read, ids): (&[Key], &[Option<u64>]),
         ticket: &mut Option<Ticket>,
     ) -> StoreResult<Content> {
         let Self { state, key, tags, within, .. } = self;
         let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
-        if !tags.iter().zip(ids).all(same) {
+        let must_have = |tag: &Key| tags.contains(tag) || entry.tags.id_of(tag).is_some();
+        if !read.iter().zip(ids).filter(|(tag, _)| must_have(tag)).all(same) {
             return Ok(Err(entry.encode(key)));
         }
-        let known = |name: &str| tags.iter().any(|tag| tag.name() == name);
-        let others: Vec<_> =
-            entry.tags.iter().filter(|(name, _)| !known(name)).map(|(name, _)| Key::of_name(name)).collect();
-        if !others.is_empty() {
+        let own = entry.tags.iter().map(|(name, _)| Key::of_name(name)).filter(|tag| !tags.contains(tag));
+        let own: Vec<_> = own.collect();
+        if !own.is_empty() && state.retained.has_tag(&own) {
+            return Ok(Err(entry.encode(key)));
+        }
+        let unread: Vec<_> = own.iter().filter(|tag| !read.contains(tag)).cloned().collect();
+        if !unread.is_empty() {
+            state.known_tags.note(key, &own);
             if let Some(ticket) = ticket {
-                state.local.add_tags(ticket, &others);
+                state.local.add_tags(ticket, &unread);
             }
-            if state.retained.has_tag(&others) {
-                return Ok(Err(entry.encode(key)));
-            }
-            let ids = state.store.present_ids(&others, within).await?;
-            if !others.iter().zip(&ids).all(same) {
+            let ids = state.store.present_ids(&unread, within).await?;
+            if !unread.iter().zip(&ids).all(same) {
                 return Ok(Err(entry.encode(key)));
             }
         }

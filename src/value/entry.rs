@@ -548,14 +548,11 @@ pub(crate) struct TagId {
     pub(crate) id: u64,
 }
 
-/// How many tags of its own a value may have. The tags of its policy, which are fewer, and the tag of everything come on top.
-pub(crate) const MOST_TAGS: usize = 16;
-
-/// A caller's tags as keys. `before` is the number of tags that the caller has set for the same value earlier.
+/// A caller's tags as keys, of which a value may have `most`. `before` is the number of tags that the value has already.
 pub(crate) fn tag_keys<K: Into<CacheKey>>(
     namespace: &str,
     tags: impl IntoIterator<Item = K>,
-    before: usize,
+    (before, most): (usize, usize),
 ) -> Result<Vec<Key>, Error> {
     let tags: Vec<CacheKey> = tags.into_iter().map(Into::into).collect();
     let refused = |text: String| Err(Error::new(ErrorKind::InvalidKey, text));
@@ -563,9 +560,10 @@ pub(crate) fn tag_keys<K: Into<CacheKey>>(
         return refused("a tag is empty: give it at least one character".to_owned());
     }
     let all = before + tags.len();
-    if all > MOST_TAGS {
+    if all > most {
         return refused(format!(
-            "{all} tags are too many: give a value at most {MOST_TAGS} of its own, and what many values share to their policy"
+            "{all} tags are more than max_tags, which is {most}: the value is not stored. Raise max_tags, or give the policy the tags that \
+             many values share"
         ));
     }
     Ok(tags.iter().map(|tag| Key::new(namespace, tag)).collect())

@@ -19,6 +19,7 @@ mod readme;
 mod redis;
 mod redis_down;
 mod requests;
+mod response_tags;
 mod rest_clients;
 mod service;
 mod settings;

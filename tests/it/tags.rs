@@ -167,6 +167,36 @@ async fn a_loader_adds_tags_to_its_value() {
     assert_eq!(get(&guards[1], "k").await, None);
 }
 
+/// The loader reads its origin, the origin changes and is invalidated, and only then the loader learns the tag.
+#[tokio::test(start_paused = true)]
+async fn a_tag_that_a_loader_adds_at_its_end_is_as_safe_as_an_early_one() {
+    for (invalidated, is_current) in [(("user", 7), false), (("user", 8), true)] {
+        let (guards, loads, gate) = (replicas(Policy::builder()), Counter::default(), Gate::closed());
+        let ask = |replica: usize| {
+            let (guard, loads, gate) = (guards[replica].clone(), loads.clone(), gate.clone());
+            let load = move |mut cx: LoadContext<u32>| async move {
+                let _running = loads.start();
+                let read = loads.started() as u32;
+                gate.pass().await;
+                cx.tag([("user", 7)]).await.map_err(|error| error.to_string())?;
+                Ok::<_, String>(read)
+            };
+            tokio::spawn(async move { guard.load("k").get(load).await.expect("loaded").value })
+        };
+        let before = ask(0);
+        loads.reach(1).await;
+        guards[3].invalidate_tag(invalidated).await.expect("confirmed");
+        let after = [ask(0), ask(1)];
+        sleep(Duration::from_millis(10)).await;
+        gate.open();
+        assert_eq!(before.await.expect("joined"), 1, "it came before the change");
+        for after in after {
+            assert_eq!(after.await.expect("joined") == 1, is_current, "{invalidated:?}");
+        }
+        assert_eq!(get(&guards[2], "k").await.map(|value| value == 1), Some(is_current), "{invalidated:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     for tag in ["catalog", "sale"] {
@@ -379,13 +409,19 @@ async fn a_caller_after_an_invalidation_receives_no_older_value_even_if_the_stor
 async fn a_value_has_up_to_sixteen_tags_beside_its_policys() {
     let tags = |what: &'static str, most: usize| (0..most).map(move |number| format!("{what} {number}"));
     for tag in ["own 0", "own 15", "policy 0", "policy 14", ""] {
-        let guards = replicas(Policy::builder().tags(tags("policy", 15)).invalidate_all(true));
+        let guards = replicas(Policy::builder().max_tags(16).tags(tags("policy", 15)).invalidate_all(true));
         guards[0].insert_with_tags("inserted", &1_u32, tags("own", 16)).await.expect("stored");
         let load = move |mut cx: LoadContext<u32>| async move {
             cx.tag(tags("own", 16)).await.expect("tagged");
-            assert!(cx.tag(["one more"]).await.is_err());
             Ok::<_, String>(2)
         };
+        let one_more = move |mut cx: LoadContext<u32>| async move {
+            cx.tag(tags("own", 16)).await.expect("tagged");
+            assert!(cx.tag(["one more"]).await.is_err());
+            Ok::<_, String>(3)
+        };
+        assert_eq!(guards[1].load("too many").get(one_more).await.ok().map(|loaded| loaded.value), Some(3));
+        assert_eq!(get(&guards[1], "too many").await, None, "an invalidation would miss it");
         assert_eq!(guards[1].load("loaded").get(load).await.ok().map(|loaded| loaded.value), Some(2));
         assert_eq!((get(&guards[2], "inserted").await, get(&guards[2], "loaded").await), (Some(1), Some(2)));
         match tag {
@@ -410,13 +446,16 @@ async fn bad_tags_are_refused_by_name() {
     let refused = guard.insert_with_tags("k", &1_u32, [""]).await.expect_err("empty");
     assert_eq!(refused.kind(), ErrorKind::InvalidKey);
     assert!(refused.to_string().contains("give it at least one character"), "{refused}");
-    let refused = guard.insert_with_tags("k", &1_u32, (0..17).map(|tag| tag.to_string())).await;
+    let refused = guard.insert_with_tags("k", &1_u32, (0..65).map(|tag| tag.to_string())).await;
     let refused = refused.expect_err("too many");
     assert_eq!(refused.kind(), ErrorKind::InvalidKey);
-    assert!(refused.to_string().contains("at most 16") && refused.to_string().contains("17"), "{refused}");
+    assert!(
+        refused.to_string().contains("max_tags, which is 64") && refused.to_string().contains("65"),
+        "{refused}"
+    );
     let load = |mut cx: LoadContext<u32>| async move {
         assert!(cx.tag([""]).await.is_err());
-        assert!(cx.tag((0..17).map(|tag| tag.to_string())).await.is_err());
+        assert!(cx.tag((0..65).map(|tag| tag.to_string())).await.is_err());
         cx.tag(["fine"]).await.map_err(|error| error.to_string())?;
         Ok::<_, String>(1)
     };

@@ -39,6 +39,7 @@ mod events;
 mod excuses;
 mod floods;
 mod lanes;
+mod late_tags;
 mod loads;
 mod many;
 mod mutants;
@@ -138,6 +139,7 @@ fn run(seed: u64, profile: Profile, mutant: Option<Mutant>, is_traced: bool) -> 
         fastrand::seed(!seed);
         report.violations.extend(match seed % 8 {
             1 => LocalSet::new().block_on(&paused(), stops::violations(seed)),
+            2 => LocalSet::new().block_on(&paused(), late_tags::violations(seed)),
             3 => LocalSet::new().block_on(&paused(), trials::violations(seed)),
             5 => paused().block_on(bulk::violations(seed)),
             7 => paused().block_on(overflows::violations(seed)),

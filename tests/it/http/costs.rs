@@ -25,6 +25,10 @@ async fn shops(server: &RedisServer, inner: &Inner, n: usize) -> Vec<(StampedeGu
         let shop = guard.layer(inner.clone());
         // Runs each script once: a load, an abandoned load, an invalidation, and a second variant.
         ask(&shop, get("/warm")).await;
+        // The first loads of a process enter the journal of tags.
+        for n in 0..16 {
+            ask(&shop, get(&format!("/first/{n}"))).await;
+        }
         ask(&shop, request("GET", "/private", &[])).await;
         ask(&shop, request("POST", "/warm", &[])).await;
         for language in ["de", "en"] {

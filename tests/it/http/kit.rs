@@ -201,7 +201,7 @@ pub(super) fn respond(status: u16, headers: &[(&str, &str)], body: Boxed) -> Res
     response
 }
 
-fn add(response: &mut Response<Boxed>, headers: &[(&str, &str)]) {
+pub(super) fn add(response: &mut Response<Boxed>, headers: &[(&str, &str)]) {
     for (name, value) in headers {
         let name: http::HeaderName = name.parse().unwrap();
         response.headers_mut().append(name, value.parse().unwrap());

@@ -9,6 +9,7 @@ mod audits;
 mod authorities;
 mod bodies;
 mod bypass;
+mod cache_groups;
 mod chaos;
 mod coalescing;
 mod contradictions;
@@ -46,6 +47,7 @@ mod remarks;
 #[cfg(feature = "reqwest")]
 mod reqwest;
 mod response_extensions;
+mod response_tags;
 mod rows;
 mod safety;
 mod sockets;

@@ -25,10 +25,12 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     let guard = local(&server, Policy::default()).await;
     let report = get(|| async { ([("cache-control", "max-age=600")], "report") }).post(|| async { "done" });
     let app = axum::Router::new().route("/report", report).layer(guard.clone());
+    // The journal of tags stays for as long as a load may read it.
+    let keys = || server.keys().into_iter().filter(|key| !key.starts_with("sg1:j:")).collect::<Vec<_>>();
     let is_stored = || {
         eventually_eq("it is stored", SOON, 1, async || {
             ask(&app, "GET").await;
-            server.keys().len()
+            keys().len()
         })
     };
     is_stored().await;
@@ -51,7 +53,7 @@ async fn unsafe_requests_cost_nothing_while_the_server_is_dead() {
     is_stored().await;
     ask(&app, "POST").await;
     // If an invalidation takes longer than its request may, it goes on after the response.
-    eventually_eq("it is removed", SOON, Vec::<String>::new(), async || server.keys()).await;
+    eventually_eq("it is removed", SOON, Vec::<String>::new(), async || keys()).await;
 }
 
 /// In the process that made the change, a later caller does not join a load that began before it, even if the store is down.

@@ -85,17 +85,17 @@ async fn tag_ids_outlive_their_value_without_an_extra_round_trip() {
     // The server learns the scripts of loads and of ids.
     assert_eq!(node.load("first").get(load(0)).await.ok().map(|loaded| loaded.value), Some(0));
     let mut longest = 0;
-    for (key, days, mget, evalsha) in [("a", 0, 2, 4), ("b", 30, 1, 6), ("c", 7, 1, 6), ("d", 0, 2, 4)] {
+    for (key, days, mget, evalsha) in [("a", 0, 2, 5), ("b", 30, 1, 6), ("c", 7, 1, 6), ("d", 0, 2, 5)] {
         settled(std::slice::from_ref(&node)).await;
         let monitor = Monitor::start(&server);
         assert_eq!(node.load(key).get(load(days)).await.ok().map(|loaded| loaded.value), Some(days));
         settled(std::slice::from_ref(&node)).await;
         let commands = monitor.finish().without(["ping", "time", "role"]);
-        // First the entry is read together with the policy's ids. Then come the lease, the policy's ids, the value's own id, a check of all
-        // ids, and the commit.
+        // First the entry is read together with the policy's ids. Then come the lease, the policy's ids with the entry in the journal of
+        // tags, a check of these ids, the value's own id, a look at the journal, and the commit.
         assert_eq!(commands.by_name.get("mget"), Some(&mget), "{days}: {commands:?}");
         assert_eq!(commands.by_name.get("evalsha"), Some(&evalsha), "{days}: {commands:?}");
-        assert_eq!(commands.total, mget + evalsha, "{days}: {commands:?}");
+        assert_eq!(commands.total, mget + evalsha + 1, "{days}: {commands:?}");
         let life = |key: &str| server.run::<u64>(&["PTTL", key]);
         longest = longest.max(life(&format!("sg1:e:{{default:{key}}}")));
         for tag in ["catalog", "sale"] {
@@ -302,14 +302,15 @@ async fn priced(node: &StampedeGuard, price: u32, server: Option<&Arc<RedisServe
 }
 
 #[tokio::test]
-async fn an_unreachable_tag_does_not_fail_the_load_and_prevents_storing() {
+async fn a_store_that_hangs_while_a_loader_adds_a_tag_does_not_fail_the_load() {
     let server = Arc::new(RedisServer::start());
     let node = local(&server, tagged().build().expect("valid")).await;
     // The server hangs while the load adds its tag, and is back when the load ends.
     assert_eq!(priced(&node, 1, Some(&server)).await, 1);
     settled(std::slice::from_ref(&node)).await;
     eventually("it is back", SOON, async || node.get::<u32>("price").await.is_ok()).await;
-    assert_eq!(node.get::<u32>("price").await.expect("answered"), None, "an invalidation would miss it");
+    node.insert("price", &0_u32).await.expect("confirmed");
+    node.invalidate("price").await.expect("confirmed");
     assert_eq!(priced(&node, 2, None).await, 2);
     assert_eq!(node.get::<u32>("price").await.expect("answered"), Some(2));
     node.invalidate_tag(("product", 7)).await.expect("confirmed");

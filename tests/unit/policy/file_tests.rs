@@ -36,7 +36,7 @@ fn each_field_of_a_policy_has_its_setting() {
         local_elsewhere: _, stale_if_error: _, back_off: _, negative_for: _, on_absent: _, soft_timeout: _, early_refresh: _,
         refresh_ahead: _, lease: _, load_timeout: _, tags: _, invalidate_all: _, replicas: _, max_concurrent_loads: _, adaptive_loads: _,
         permit_timeout: _, on_overload: _, max_waiters: _, when_full: _, wait_timeout: _, on_wait_timeout: _, coordination_budget: _,
-        command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, errors: _, audit: _, shadow: _, codec: _, max_body: _,
+        command_timeout: _, on_store_down: _, max_fail_open_loads: _, error_for: _, errors: _, audit: _, shadow: _, codec: _, max_body: _, max_tags: _,
         compress_from: _, #[cfg(feature = "http")] http: _,
     } = Policy::default();
 }
@@ -133,6 +133,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("shadow", &["\"yes\""]),
         ("codec", &["\"xml\""]),
         ("max_body", &["0", "268435457", "\"1 MiB\""]),
+        ("max_tags", &["257", "-1", "\"1\""]),
         ("local_elsewhere", &["0"]),
         ("fresh_fro", &["\"30s\""]),
         #[cfg(feature = "lz4")]

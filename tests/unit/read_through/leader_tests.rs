@@ -263,8 +263,14 @@ async fn ends_before(meets: Meets, drop: Drop) -> bool {
     let flight = tokio::spawn(dropped(drop, flight.task()));
     callers.push(begin(&world.guards[1], "k", meets.own()));
 
-    // Callers may wait until an abandoned lease ends, and for each other's loads, one after another, if these panic.
-    let bound = LEASE + LOAD + if meets == Meets::LongLoad { LEASE * 4 } else { LOAD * 4 } + LATENCY * 100;
+    // Callers may wait until an abandoned lease ends, and for each other's loads, one after another, if these panic. A dead leader has
+    // left a lease before that.
+    let more = match meets {
+        Meets::LongLoad => LEASE * 4,
+        Meets::DeadLeader => LEASE + LOAD * 4,
+        _ => LOAD * 4,
+    };
+    let bound = LEASE + LOAD + more + LATENCY * 100;
     let mut vanished = 0;
     for caller in callers {
         let answer = timeout(bound, caller).await.unwrap_or_else(|_| panic!("{what}: a caller hangs"));

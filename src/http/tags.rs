@@ -1,0 +1,181 @@
+//! [`CacheTags`] and [`CacheTagger`]: the tags that a handler gives its response, by which the response is invalidated.
+
+use std::mem::take;
+use std::sync::{Arc, Mutex};
+
+use http::header::HeaderMap;
+use http::response::Parts;
+
+use crate::error::{Error, InvalidationTarget};
+use crate::guard::invalidation::Invalidation;
+use crate::guard_state::GuardState;
+use crate::guard_state::retained::ChangeTarget;
+use crate::http_rules::groups::{CACHE_GROUP_INVALIDATION, CACHE_GROUPS, groups};
+use crate::key::{CacheKey, Key};
+use crate::policy::Policy;
+use crate::sync::lock;
+use crate::value::entry::{Entry, tag_keys};
+
+/// The tags of a response: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of them invalidates it, in all processes.
+///
+/// A handler puts them into the extensions of its response; with the feature `axum` they are also a part of what it returns. The tags may
+/// come with the data, from the origin: a response is not stored if one of its tags was invalidated since its load began. Clients do not
+/// see the tags.
+///
+/// A response has the tags of its last `CacheTags` and those of its [`CacheTagger`], at most
+/// [`max_tags`](crate::PolicyBuilder::max_tags). With more, or with an empty one, it is not stored, and the log says so. A 304 without tags leaves the stored response its tags.
+///
+/// # Consistency
+///
+/// A hit on a response with tags costs a second round trip, or none from memory.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "axum")]
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use axum::response::IntoResponse;
+/// use axum::{Router, routing::get};
+/// use http::Request;
+/// use stampede_guard::StampedeGuard;
+/// use stampede_guard::http::CacheTags;
+/// use tower::ServiceExt as _;
+///
+/// async fn page() -> impl IntoResponse {
+///     let authors = [3, 5]; // read from the database
+///     (CacheTags::new(authors.map(|id| ("author", id))), [("cache-control", "max-age=60")], "the page")
+/// }
+///
+/// let guard = StampedeGuard::in_memory();
+/// let app = Router::new().route("/page", get(page)).layer(guard.clone());
+/// let get = || app.clone().oneshot(Request::get("http://shop.example/page").body(String::new()).unwrap());
+/// get().await?;
+/// assert!(get().await?.headers()["cache-status"].to_str()?.contains("hit"));
+///
+/// guard.invalidate_tag(("author", 5)).await?;
+/// assert!(get().await?.headers()["cache-status"].to_str()?.contains("fwd=uri-miss"));
+/// # Ok(()) }
+/// # #[cfg(not(feature = "axum"))] fn main() {}
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CacheTags(Vec<CacheKey>);
+
+impl CacheTags {
+    /// These tags.
+    pub fn new<K: Into<CacheKey>>(tags: impl IntoIterator<Item = K>) -> Self {
+        Self(tags.into_iter().map(Into::into).collect())
+    }
+
+    /// These tags as well.
+    #[must_use]
+    pub fn and<K: Into<CacheKey>>(mut self, tags: impl IntoIterator<Item = K>) -> Self {
+        self.0.extend(tags.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// Gives tags to the response of the request that it comes from, as [`CacheTags`] does, while the handler runs.
+///
+/// It is in the extensions of each request that loads a response, and with the feature `axum` an extractor, for code that has the request,
+/// but does not make the response. Where no guard stores the response, its tags have no effect.
+///
+/// # Examples
+///
+/// ```
+/// use stampede_guard::http::CacheTagger;
+///
+/// async fn page(tagger: CacheTagger) -> &'static str {
+///     tagger.tag([("article", 7)]);
+///     "the page"
+/// }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CacheTagger(Arc<Mutex<Vec<CacheKey>>>);
+
+impl CacheTagger {
+    /// Gives the response these tags as well. Tags that come after the head of the response have no effect.
+    pub fn tag<K: Into<CacheKey>>(&self, tags: impl IntoIterator<Item = K>) {
+        let tags: Vec<_> = tags.into_iter().map(Into::into).collect();
+        lock(&self.0).extend(tags);
+    }
+
+    /// The tags of the response of `resource` with this head, as keys.
+    pub(super) fn tags_of(
+        &self,
+        head: &Parts,
+        resource: &Key,
+        (state, policy): (&GuardState, &Policy),
+    ) -> Result<Vec<Key>, Error> {
+        let groups = match policy.http.cache_groups {
+            true => groups(&head.headers, CACHE_GROUPS),
+            false => Vec::new(),
+        };
+        let mut tags = take(&mut *lock(&self.0));
+        if let Some(CacheTags(own)) = head.extensions.get() {
+            tags.extend(own.iter().cloned());
+        }
+        let tags = tag_keys(&state.namespace, tags, (groups.len(), policy.max_tags))?;
+        let of_group = |group: &String| resource.of_group(&state.namespace, group);
+        Ok(tags.into_iter().chain(groups.iter().filter_map(of_group)).collect())
+    }
+}
+
+/// Adds the groups that the response with these fields to an unsafe request for these resources invalidates (RFC 9875, 3).
+pub(super) fn invalidate_groups(
+    mut invalidation: Invalidation,
+    resources: &[CacheKey],
+    headers: &HeaderMap,
+) -> Invalidation {
+    const MOST_GROUPS: usize = 128;
+    let (state, policy) = invalidation.guard().parts();
+    if !policy.http.cache_groups {
+        return invalidation;
+    }
+    let mut tags = Vec::new();
+    for group in groups(headers, CACHE_GROUP_INVALIDATION).iter().take(MOST_GROUPS) {
+        let resources = resources.iter().map(|key| Key::new(&state.namespace, key));
+        tags.extend(resources.filter_map(|key| key.of_group(&state.namespace, group)));
+    }
+    tags.sort_unstable_by(|one, other| one.name().cmp(other.name()));
+    tags.dedup();
+    for tag in tags {
+        let named = InvalidationTarget::Tag(CacheKey::from(tag.name()));
+        invalidation = invalidation.target(named, Ok(vec![ChangeTarget::tag(tag)]));
+    }
+    invalidation
+}
+
+/// The tags that a stored response has besides its policy's.
+pub(super) fn own_tags(entry: &Entry, state: &GuardState, policy: &Policy, key: &Key) -> Vec<Key> {
+    let of_policy = policy.tag_keys(&state.namespace, key);
+    let tags = entry.tags.iter().map(|(name, _)| Key::of_name(name));
+    tags.filter(|tag| !of_policy.contains(tag)).collect()
+}
+
+#[cfg(feature = "axum")]
+mod axum_parts {
+    use std::convert::Infallible;
+
+    use axum::extract::FromRequestParts;
+    use axum::response::{IntoResponseParts, ResponseParts};
+    use http::request::Parts;
+
+    use super::{CacheTagger, CacheTags};
+
+    impl IntoResponseParts for CacheTags {
+        type Error = Infallible;
+
+        fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
+            response.extensions_mut().insert(self);
+            Ok(response)
+        }
+    }
+
+    impl<S: Sync> FromRequestParts<S> for CacheTagger {
+        type Rejection = Infallible;
+
+        async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+            Ok(parts.extensions.get_or_insert_default::<Self>().clone())
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! `CacheTags` and `CacheTagger`: a response is invalidated by what it shows.
+
+use http::{Response, StatusCode};
+use stampede_guard::http::{CacheTagger, CacheTags, HttpPolicy};
+use stampede_guard::{MemoryStore, PolicyBuilder, StampedeGuard};
+use tower::Layer as _;
+
+use super::kit::{
+    Boxed, Inner, Req, Shop, add, ask, get, policy, request, respond, secs, send, sent, settle, whole,
+};
+use crate::support::monitor::Monitor;
+use crate::support::redis_server::RedisServer;
+
+/// Each page shows the articles that its query names, and has a tag for each of them.
+fn pages() -> Inner {
+    Inner::with(|n, request| Ok(page(n, request)))
+}
+
+fn page(n: usize, request: &Req) -> Response<Boxed> {
+    let mut response = respond(200, &[("cache-control", "max-age=60")], whole(n.to_string()));
+    let articles = request.uri().query().unwrap_or_default().split('&').filter(|article| !article.is_empty());
+    let tags: Vec<_> = articles.map(|article| ("article", article.to_owned())).collect();
+    if !tags.is_empty() {
+        response.extensions_mut().insert(CacheTags::new(tags));
+    }
+    response
+}
+
+fn process(guard: StampedeGuard, inner: &Inner, policy: PolicyBuilder) -> (StampedeGuard, Shop) {
+    let guard = guard.with_policy(policy.build().unwrap());
+    let shop = guard.layer(inner.clone());
+    (guard, shop)
+}
+
+fn processes(inner: &Inner, policy: impl Fn() -> PolicyBuilder) -> [(StampedeGuard, Shop); 2] {
+    let store = MemoryStore::new();
+    [(); 2].map(|()| process(StampedeGuard::new(store.clone()), inner, policy()))
+}
+
+async fn is_stored(shop: &Shop, uri: &str) -> bool {
+    ask(shop, request("GET", uri, &[("cache-control", "only-if-cached")])).await.status == 200
+}
+
+async fn each_tag_invalidates_the_pages_that_have_it(
+    [(one, shop), (two, other)]: &[(StampedeGuard, Shop); 2],
+) {
+    let uris = ["/?7", "/?8", "/?7&8", "/?none", "/"];
+    for (guard, tag, gone) in [(one, "7", [0, 2]), (two, "8", [1, 2])] {
+        for uri in uris {
+            ask(shop, get(uri)).await;
+            assert!(is_stored(other, uri).await, "{uri}");
+        }
+        guard.invalidate_tag(("article", tag)).await.unwrap();
+        for shop in [shop, other] {
+            for (number, uri) in uris.into_iter().enumerate() {
+                assert_eq!(is_stored(shop, uri).await, !gone.contains(&number), "{tag}: {uri}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_tag_of_a_response_invalidates_it() {
+    each_tag_invalidates_the_pages_that_have_it(&processes(&pages(), policy)).await;
+    // With copies in memory, and beside the tags of the policy.
+    each_tag_invalidates_the_pages_that_have_it(&processes(&pages(), || policy().local_for(secs(60)))).await;
+    each_tag_invalidates_the_pages_that_have_it(&processes(&pages(), || policy().tags(["pages"]))).await;
+}
+
+#[tokio::test]
+async fn each_tag_of_a_response_invalidates_it_on_redis() {
+    let server = RedisServer::start();
+    for local_for in [0, 60] {
+        let namespace = format!("shop{local_for}");
+        let inner = pages();
+        let process = async || {
+            let guard = StampedeGuard::builder(server.client()).namespace(&*namespace).build().unwrap();
+            guard.connect().await.unwrap();
+            process(guard, &inner, policy().local_for(secs(local_for)))
+        };
+        let processes = [process().await, process().await];
+        each_tag_invalidates_the_pages_that_have_it(&processes).await;
+    }
+}
+
+/// The handler reads the article, the article changes and is invalidated, and then the response comes with the tag.
+#[tokio::test(start_paused = true)]
+async fn a_tag_that_comes_with_the_response_is_as_safe_as_an_early_one() {
+    for (tag, stored) in [("7", false), ("8", true)] {
+        let inner = pages().held();
+        let [(_, shop), (other, elsewhere)] = processes(&inner, policy);
+        let before = send(&shop, get("/?7"));
+        inner.loads.reach(1).await;
+        other.invalidate_tag(("article", tag)).await.unwrap();
+        let after = [send(&shop, get("/?7")), send(&elsewhere, get("/?7"))];
+        settle().await;
+        inner.gate.open();
+        assert_eq!(before.await.unwrap().text(), "1", "it came before the change");
+        for after in after {
+            assert_eq!(after.await.unwrap().text() == "1", stored, "{tag}");
+        }
+        assert!(is_stored(&elsewhere, "/?7").await, "now, at least");
+        assert_eq!(ask(&elsewhere, get("/?7")).await.text() == "1", stored, "{tag}");
+    }
+}
+
+/// Waiters get a response with tags at its end, when it is known whether they may have it.
+#[tokio::test(start_paused = true)]
+async fn a_change_during_the_body_reaches_its_waiters() {
+    let (feed, body) = super::kit::Feed::new();
+    let body = std::sync::Mutex::new(Some(body));
+    let inner = Inner::with(move |n, request| {
+        let mut response = page(n, request);
+        if let Some(body) = body.lock().unwrap().take() {
+            *response.body_mut() = body;
+        }
+        add(&mut response, &[("content-length", "1")]);
+        Ok(response)
+    });
+    let [(_, shop), (other, _)] = processes(&inner, policy);
+    let first = send(&shop, get("/?7"));
+    inner.loads.reach(1).await;
+    settle().await;
+    other.invalidate_tag(("article", "7")).await.unwrap();
+    let second = send(&shop, get("/?7"));
+    settle().await;
+    feed.data("0");
+    drop(feed);
+    assert_eq!(first.await.unwrap().text(), "0");
+    assert_eq!(second.await.unwrap().text(), "2");
+    assert_eq!(ask(&shop, get("/?7")).await.text(), "2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_tags_while_it_runs() {
+    let inner = Inner::with(|n, request| {
+        let tagger = request.extensions().get::<CacheTagger>().expect("of the guard").clone();
+        tagger.tag([("article", 7)]);
+        tagger.tag([("author", 3)]);
+        Ok(page(n, request))
+    });
+    for tag in [("article", 7), ("article", 8), ("author", 3)] {
+        let [(guard, shop), (_, other)] = processes(&inner, policy);
+        ask(&shop, get("/?8")).await;
+        assert!(is_stored(&other, "/?8").await);
+        guard.invalidate_tag(tag).await.unwrap();
+        assert!(!is_stored(&other, "/?8").await, "{tag:?}");
+    }
+}
+
+/// A 304 without tags, a HEAD and a part say nothing about the tags of the stored response.
+#[tokio::test(start_paused = true)]
+async fn a_validated_response_keeps_its_tags_or_gets_those_of_the_304() {
+    for (confirms_with, gone) in [("", "7"), ("9", "9")] {
+        let inner = Inner::with(move |n, request| {
+            let mut response = match sent(request, "if-none-match") {
+                "" => page(n, request),
+                _ => respond(304, &[("cache-control", "max-age=60")], Boxed::default()),
+            };
+            add(&mut response, &[("etag", "\"a\"")]);
+            if response.status() == StatusCode::NOT_MODIFIED && !confirms_with.is_empty() {
+                response.extensions_mut().insert(CacheTags::new([("article", confirms_with)]));
+            }
+            Ok(response)
+        });
+        let [(guard, shop), (_, other)] = processes(&inner, policy);
+        ask(&shop, get("/?7")).await;
+        let again = ask(&other, request("GET", "/?7", &[("cache-control", "no-cache")])).await;
+        assert_eq!((again.status, again.text(), inner.calls()), (200, "1", 2), "it was validated");
+        for (article, is_gone) in [("7", gone == "7"), ("9", gone == "9")] {
+            ask(&shop, request("HEAD", "/?7", &[])).await;
+            guard.invalidate_tag(("article", article)).await.unwrap();
+            assert_eq!(is_stored(&shop, "/?7").await, !is_gone, "{confirms_with:?}, {article}");
+            if is_gone {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_with_tags_that_are_refused_is_not_stored() {
+    let inner = Inner::with(|n, request| {
+        let mut response = page(n, request);
+        let tags = match request.uri().path() {
+            "/many" => CacheTags::new((0..65).map(|n| ("article", n))),
+            "/most" => CacheTags::new((0..64).map(|n| ("article", n))),
+            _ => CacheTags::new([""]),
+        };
+        response.extensions_mut().insert(tags);
+        Ok(response)
+    });
+    let [(_, shop), (_, other)] = processes(&inner, policy);
+    for (uri, stored) in [("/many", false), ("/most", true), ("/empty", false)] {
+        assert_eq!(ask(&shop, get(uri)).await.status, 200);
+        assert_eq!(is_stored(&other, uri).await, stored, "{uri}");
+    }
+}
+
+/// A response to a request with credentials that says `public` is stored for all, under the key without credentials.
+#[tokio::test(start_paused = true)]
+async fn a_response_to_credentials_has_its_tags_too() {
+    for invalidates in [false, true] {
+        let inner = Inner::with(|n, request| {
+            let mut response = page(n, request);
+            response.headers_mut().insert("cache-control", "public, max-age=60".parse().unwrap());
+            Ok(response)
+        })
+        .held();
+        let http = || policy().http(HttpPolicy::default().share_authorized(true));
+        let [(guard, shop), (_, other)] = processes(&inner, http);
+        let running = send(&shop, request("GET", "/?7", &[("authorization", "Basic x")]));
+        inner.loads.reach(1).await;
+        if invalidates {
+            guard.invalidate_tag(("article", "7")).await.unwrap();
+        }
+        inner.gate.open();
+        running.await.unwrap();
+        assert_eq!(is_stored(&other, "/?7").await, !invalidates);
+        guard.invalidate_tag(("article", "7")).await.unwrap();
+        assert!(!is_stored(&other, "/?7").await);
+    }
+}
+
+/// The first loads of a process are noted in case they get tags; after that only the loads of a policy of which one had tags. So the
+/// seventeenth load, the first with tags, is answered and not stored.
+#[tokio::test(start_paused = true)]
+async fn tags_that_come_first_after_many_loads_without_tags_cost_one_load_more() {
+    let inner = pages();
+    let [(_, shop), (_, other)] = processes(&inner, policy);
+    for n in 0..16 {
+        ask(&shop, get(&format!("/{n}"))).await;
+    }
+    for is_known in [false, true, true] {
+        ask(&shop, get("/?7")).await;
+        assert_eq!(is_stored(&other, "/?7").await, is_known);
+    }
+}
+
+/// The process knows which tags a key's value had, and reads their ids together with the entry. Another process learns that by its first
+/// hit.
+#[tokio::test]
+async fn a_hit_on_a_response_with_tags_costs_one_round_trip() {
+    let (server, inner) = (RedisServer::start(), pages());
+    let process = async || {
+        let guard = StampedeGuard::builder(server.client()).build().unwrap();
+        guard.connect().await.unwrap();
+        process(guard, &inner, policy())
+    };
+    let [(guard, shop), (_, other)] = [process().await, process().await];
+    ask(&shop, get("/?7&8")).await;
+    for (shop, commands) in [(&shop, 1), (&other, 2), (&other, 1)] {
+        let monitor = Monitor::start(&server);
+        assert!(ask(shop, get("/?7&8")).await.remark().starts_with("hit"));
+        let seen = monitor.finish().without(["ping", "time"]);
+        assert_eq!(seen.total, commands, "{seen:?}");
+    }
+    guard.invalidate_tag(("article", "8")).await.unwrap();
+    assert!(!is_stored(&other, "/?7&8").await);
+    // Without the feature, a hit is the GET that it was.
+    ask(&shop, get("/")).await;
+    let monitor = Monitor::start(&server);
+    assert!(ask(&other, get("/")).await.remark().starts_with("hit"));
+    let seen = monitor.finish().without(["ping", "time"]);
+    assert_eq!((seen.total, seen.by_name.get("get")), (1, Some(&1)), "{seen:?}");
+}
