@@ -10,6 +10,7 @@ pub(crate) mod fields;
 mod file;
 pub(crate) mod freshness;
 pub(crate) mod key;
+pub(crate) mod reference;
 pub(crate) mod request;
 pub(crate) mod request_settings;
 pub(crate) mod response;
