@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use self::nesting::is_nested;
 pub(crate) use self::nesting::{matched_route, original};
 use super::Rule;
+use super::query::QueryRules;
 use super::request_settings::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
 use crate::key::CacheKey;
@@ -27,9 +28,9 @@ use crate::key::CacheKey;
 /// [`scheme`](crate::http::HttpPolicy::scheme), `http` by default, and the client's `Host` as authority.
 ///
 /// This ignores the policy. If a policy is [`private`](crate::http::HttpPolicy::private), is
-/// [`strict`](crate::http::HttpPolicy::strict), or has a [`key`](crate::http::HttpPolicy::key) function, its
-/// entries have other keys, and invalidating this key has no effect: use
-/// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) there.
+/// [`strict`](crate::http::HttpPolicy::strict), has a [`key`](crate::http::HttpPolicy::key) function, or
+/// [ignores](crate::http::HttpPolicy::ignore_query) parameters of this URI, its entries have other keys, and
+/// invalidating this key has no effect: use [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) there.
 ///
 /// # Examples
 ///
@@ -99,12 +100,15 @@ pub(crate) fn key_by<B, K>(
         true => additions(request, keyed, rules)?,
         false => Vec::new(),
     };
-    Ok((target.key_by(&added, join), target.is_other_form()))
+    Ok((target.key_by(&added, join), target.other_form))
 }
 
-/// The target of a request in the request's own spelling: its original URI, and the URI that the inner service sees.
-pub(crate) fn sent_target<B>(request: &Request<B>) -> [&str; 2] {
-    [original(request).unwrap_or_else(|| request.uri()), request.uri()].map(path_and_query)
+/// The target of a request in the request's own spelling: its original URI, and the URI that the inner service sees; both
+/// with the query of the key.
+pub(crate) fn sent_target<'a, B>(request: &'a Request<B>, rules: &RequestRules) -> [Cow<'a, str>; 2] {
+    let query = rules.query.as_deref();
+    [original(request).unwrap_or_else(|| request.uri()), request.uri()]
+        .map(|uri| with_keyed_query(uri, query))
 }
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
@@ -116,6 +120,8 @@ pub(crate) struct TargetUri<'a> {
     path: Cow<'a, str>,
     /// The path that the inner service sees, if another layer has rewritten it.
     rewritten: Option<Cow<'a, str>>,
+    /// Whether the request spells one of its paths, or a query, differently from the normal form.
+    other_form: bool,
 }
 
 impl<'a> TargetUri<'a> {
@@ -129,7 +135,7 @@ impl<'a> TargetUri<'a> {
         let target = original.unwrap_or_else(|| request.uri());
         let (head, default_port) = scheme(target, rules).ok_or(Rule::Scheme)?;
         if let Some(authority) = &rules.authority {
-            return Ok(Self::at(head, authority, target, request));
+            return Ok(Self::at(head, authority, target, request, rules));
         }
         // A handler that builds URLs from the authority would write a redundant port into a shared response, so a
         // received request with one is refused. A request that a client of this process sends has no `Host`, and its
@@ -152,7 +158,7 @@ impl<'a> TargetUri<'a> {
             // The authority is absent, or the URI or `Host` has an invalid one.
             _ => return Err(Rule::Host),
         };
-        Ok(Self::at(head, authority, target, request))
+        Ok(Self::at(head, authority, target, request, rules))
     }
 
     /// The targets that an unsafe request may change, each once: that of its URI, which wins (RFC 9112, 3.2.2), and
@@ -165,7 +171,7 @@ impl<'a> TargetUri<'a> {
         let target = original(request).unwrap_or_else(|| request.uri());
         let Some((head, default_port)) = scheme(target, rules) else { return Vec::new() };
         if let Some(authority) = &rules.authority {
-            return vec![Self::at(head, authority, target, request)];
+            return vec![Self::at(head, authority, target, request, rules)];
         }
         let named = target.authority().map(http::uri::Authority::as_str);
         let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, named)| named));
@@ -174,20 +180,26 @@ impl<'a> TargetUri<'a> {
         let (named, host) = (plain(named), plain(host));
         let host = host.filter(|host| !named.is_some_and(|named| named.eq_ignore_ascii_case(host)));
         let all = named.into_iter().chain(host);
-        all.map(|authority| Self::at(head, authority, target, request)).collect()
+        all.map(|authority| Self::at(head, authority, target, request, rules)).collect()
     }
 
-    fn at<B>(head: &'static str, authority: &'a str, target: &'a Uri, request: &'a Request<B>) -> Self {
+    fn at<B>(
+        head: &'static str,
+        authority: &'a str,
+        target: &'a Uri,
+        request: &'a Request<B>,
+        rules: &RequestRules,
+    ) -> Self {
+        let query = rules.query.as_deref();
+        let (path, mut other_form) = keyed_form(target, query);
         // If a layer between the router and the guard rewrote the path, perhaps by a header (a tenant, a language),
         // the inner service's path must be in the key too.
-        let rewritten = (!strips(target, request)).then(|| normal_form(path_and_query(request.uri())));
-        Self { head, authority: lower_case(authority), path: normal_form(path_and_query(target)), rewritten }
-    }
-
-    /// Whether the request spells one of its paths, or a query, differently from the normal form.
-    fn is_other_form(&self) -> bool {
-        let is_other = |path: &Cow<'_, str>| matches!(path, Cow::Owned(_));
-        is_other(&self.path) || self.rewritten.as_ref().is_some_and(is_other)
+        let rewritten = (!strips(target, request, query)).then(|| {
+            let (path, is_other) = keyed_form(request.uri(), query);
+            other_form |= is_other;
+            path
+        });
+        Self { head, authority: lower_case(authority), path, rewritten, other_form }
     }
 
     pub(crate) fn key(&self, added: &[String]) -> CacheKey {
@@ -256,8 +268,14 @@ pub(crate) fn additions<B>(
         added.push(format!("credentials={}", Fingerprint(digest.finalize().into())));
     }
     if let Some(hook) = &rules.key {
-        let (uri, headers, extensions) = (request.uri(), request.headers(), request.extensions());
-        let text = hook.call(&KeyParts { uri, headers, extensions }).ok_or(Rule::KeyHook)?;
+        // The hook sees the query of the key, so that it adds nothing that the key leaves out.
+        let keyed_head = rules.query.as_ref().and_then(|query| query.keyed_head(request));
+        let (uri, extensions) = match &keyed_head {
+            Some(head) => (head.uri(), head.extensions()),
+            None => (request.uri(), request.extensions()),
+        };
+        let text = hook.call(&KeyParts { uri, headers: request.headers(), extensions });
+        let text = text.ok_or(Rule::KeyHook)?;
         added.push(addition(&text));
     }
     Ok(added)
@@ -309,11 +327,41 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     }
 }
 
+/// The path and query of a URI, with the query of the key.
+fn with_keyed_query<'a>(uri: &'a Uri, query: Option<&QueryRules>) -> Cow<'a, str> {
+    let sent = path_and_query(uri);
+    query.map_or(Cow::Borrowed(sent), |query| query.keyed(sent))
+}
+
+/// The path and query of the key in normal form, and whether the request spells them differently. Parameters that the key
+/// leaves out, and the order of sorted ones, make no other form, because the load does not see them.
+fn keyed_form<'a>(uri: &'a Uri, query: Option<&QueryRules>) -> (Cow<'a, str>, bool) {
+    match with_keyed_query(uri, query) {
+        Cow::Borrowed(sent) => {
+            let normal = normal_form(sent);
+            let is_other = matches!(normal, Cow::Owned(_));
+            (normal, is_other)
+        }
+        Cow::Owned(keyed) => {
+            let other_form = match normal_form(&keyed) {
+                Cow::Owned(normal) => Some(normal),
+                Cow::Borrowed(_) => None,
+            };
+            let is_other = other_form.is_some();
+            (Cow::Owned(other_form.unwrap_or(keyed)), is_other)
+        }
+    }
+}
+
 /// Whether the inner service sees this target, either unchanged or without the prefixes that nested routers removed.
-fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
+fn strips<B>(target: &Uri, request: &Request<B>, query: Option<&QueryRules>) -> bool {
     let uri = request.uri();
-    std::ptr::eq(target, uri)
-        || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
+    if std::ptr::eq(target, uri) {
+        return true;
+    }
+    let is_same_query =
+        target.query() == uri.query() || query.is_some_and(|query| query.is_same_query(target, uri));
+    is_same_query && (target.path() == uri.path() || is_nested(target.path(), request))
 }
 
 /// What axum reports about a request, in its extensions.
