@@ -271,9 +271,14 @@ impl LookUp {
     fn go_on<'a>(
         &'a self,
         found: Unanswered<'a>,
-        request: UpstreamRequest,
+        mut request: UpstreamRequest,
     ) -> Pin<Box<dyn Future<Output = ClientAnswer> + Send + 'a>> {
         let Self { guard, key, demands, .. } = self;
+        // A shared response must not depend on what its key leaves out of the query, so the inner service does not see that.
+        // A nested request passes unchanged, as all that bypass.
+        if !matches!(found, Unanswered::Nested) {
+            guard.parts().1.http.requests.rewrite_query(&mut request.head);
+        }
         Box::pin(async move {
             let answer = match found {
                 Unanswered::Audit(response) => {
@@ -438,7 +443,7 @@ pub(super) fn separate_key(
     }
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
-        for target in sent_target(head) {
+        for target in sent_target(head, &guard.parts().1.http.requests) {
             // No line of a report begins with `/` or is empty, so a target is never mistaken for a part of a report.
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }

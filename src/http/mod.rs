@@ -59,6 +59,8 @@
 //!
 //! The query is part of the key, so an invalidation of `/p` leaves the responses to `/p?utm=1`: with
 //! [`HttpPolicy::path_tags`] each response has the tag of its path, and the invalidation reaches each query.
+//! [`HttpPolicy::ignore_query`] and [`HttpPolicy::only_query`] leave parameters out of the key, and
+//! [`HttpPolicy::sort_query`] their order. The inner service does not see what the key leaves out.
 //!
 //! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) use separate keys:
 //! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) returns these, and [`cache_key`] only those of the default policy.
@@ -310,6 +312,7 @@ use crate::guard::invalidation::Invalidation;
 use crate::guard_state::retained::ChangeTarget;
 pub use crate::http_rules::key::cache_key;
 use crate::http_rules::key::normal_form;
+pub use crate::http_rules::query::TRACKING_PARAMETERS;
 use crate::http_rules::request::ChangedResources;
 pub use crate::http_rules::request_settings::KeyParts;
 use crate::http_rules::request_settings::RequestRules;

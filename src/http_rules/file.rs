@@ -8,6 +8,7 @@ use http::uri::Scheme;
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
+use super::query::QueryRules;
 use super::request_settings::{CookieNames, CredentialRule};
 use super::settings::HttpPolicy;
 use crate::setting::{self, FileValue, Setting, Table, Value, choices, setting};
@@ -29,6 +30,22 @@ static SETTINGS: &Table<HttpPolicy> = &[
         get: |http| http.requests.authority.write(),
     },
     setting!("cookies", requests.cookies),
+    Setting {
+        name: "ignore_query",
+        set: |http, value| Vec::<String>::read(value).map(|names| *http = take(http).ignore_query(names)),
+        get: |http| query(http).ignored.write(),
+    },
+    Setting {
+        name: "only_query",
+        set: |http, value| Vec::<String>::read(value).map(|names| *http = take(http).only_query(names)),
+        get: |http| query(http).only.write(),
+    },
+    Setting {
+        name: "sort_query",
+        set: |http, value| bool::read(value).map(|is_sorted| *http = take(http).sort_query(is_sorted)),
+        get: |http| query(http).is_sorted.write(),
+    },
+    setting!("pass_unkeyed_query", requests.pass_unkeyed_query),
     Setting {
         name: "credential_headers",
         set: |http, value| {
@@ -104,6 +121,10 @@ impl FileValue for HeaderName {
     fn write(&self) -> Option<Value> {
         Some(Value::Text(self.as_str().to_owned()))
     }
+}
+
+fn query(http: &HttpPolicy) -> QueryRules {
+    http.requests.query.as_deref().cloned().unwrap_or_default()
 }
 
 /// A proxy's headers, each with its value or a list of values.

@@ -4,21 +4,18 @@
 //! request, and the prefix that nesting removed.
 //!
 //! The normal form of a path and query (RFC 3986, 6.2.2) is one name for all spellings of a resource.
-//!
-//! The file also resolves the references to other resources in `Location` and `Content-Location` (RFC 9110, 10.2.2 and
-//! 8.7).
 
 use std::borrow::Cow;
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
-use http::uri::{Parts, Scheme};
-use http::{Request, Uri, Version, header, uri};
+use http::header::{HeaderMap, HeaderValue};
+use http::uri::Scheme;
+use http::{Request, Uri, Version, header};
 use sha2::{Digest as _, Sha256};
 
 use self::nesting::is_nested;
 pub(crate) use self::nesting::{matched_route, original};
 use super::Rule;
-use super::fields::single;
+use super::query::QueryRules;
 use super::request_settings::{KeyParts, RequestRules};
 use super::vary::Fingerprint;
 use crate::key::CacheKey;
@@ -31,9 +28,9 @@ use crate::key::CacheKey;
 /// [`scheme`](crate::http::HttpPolicy::scheme), `http` by default, and the client's `Host` as authority.
 ///
 /// This ignores the policy. If a policy is [`private`](crate::http::HttpPolicy::private), is
-/// [`strict`](crate::http::HttpPolicy::strict), or has a [`key`](crate::http::HttpPolicy::key) function, its
-/// entries have other keys, and invalidating this key has no effect: use
-/// [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) there.
+/// [`strict`](crate::http::HttpPolicy::strict), has a [`key`](crate::http::HttpPolicy::key) function, or
+/// [ignores](crate::http::HttpPolicy::ignore_query) parameters of this URI, its entries have other keys, and
+/// invalidating this key has no effect: use [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) there.
 ///
 /// # Examples
 ///
@@ -103,12 +100,15 @@ pub(crate) fn key_by<B, K>(
         true => additions(request, keyed, rules)?,
         false => Vec::new(),
     };
-    Ok((target.key_by(&added, join), target.is_other_form()))
+    Ok((target.key_by(&added, join), target.other_form))
 }
 
-/// The target of a request in the request's own spelling: its original URI, and the URI that the inner service sees.
-pub(crate) fn sent_target<B>(request: &Request<B>) -> [&str; 2] {
-    [original(request).unwrap_or_else(|| request.uri()), request.uri()].map(path_and_query)
+/// The target of a request in the request's own spelling: its original URI, and the URI that the inner service sees; both
+/// with the query of the key.
+pub(crate) fn sent_target<'a, B>(request: &'a Request<B>, rules: &RequestRules) -> [Cow<'a, str>; 2] {
+    let query = rules.query.as_deref();
+    [original(request).unwrap_or_else(|| request.uri()), request.uri()]
+        .map(|uri| with_keyed_query(uri, query))
 }
 
 /// Scheme, authority, path and query: the target URI (RFC 9110, 7.1), which is the primary key of a cache (RFC
@@ -120,6 +120,8 @@ pub(crate) struct TargetUri<'a> {
     path: Cow<'a, str>,
     /// The path that the inner service sees, if another layer has rewritten it.
     rewritten: Option<Cow<'a, str>>,
+    /// Whether the request spells one of its paths, or a query, differently from the normal form.
+    other_form: bool,
 }
 
 impl<'a> TargetUri<'a> {
@@ -133,7 +135,7 @@ impl<'a> TargetUri<'a> {
         let target = original.unwrap_or_else(|| request.uri());
         let (head, default_port) = scheme(target, rules).ok_or(Rule::Scheme)?;
         if let Some(authority) = &rules.authority {
-            return Ok(Self::at(head, authority, target, request));
+            return Ok(Self::at(head, authority, target, request, rules));
         }
         // A handler that builds URLs from the authority would write a redundant port into a shared response, so a
         // received request with one is refused. A request that a client of this process sends has no `Host`, and its
@@ -156,7 +158,7 @@ impl<'a> TargetUri<'a> {
             // The authority is absent, or the URI or `Host` has an invalid one.
             _ => return Err(Rule::Host),
         };
-        Ok(Self::at(head, authority, target, request))
+        Ok(Self::at(head, authority, target, request, rules))
     }
 
     /// The targets that an unsafe request may change, each once: that of its URI, which wins (RFC 9112, 3.2.2), and
@@ -169,7 +171,7 @@ impl<'a> TargetUri<'a> {
         let target = original(request).unwrap_or_else(|| request.uri());
         let Some((head, default_port)) = scheme(target, rules) else { return Vec::new() };
         if let Some(authority) = &rules.authority {
-            return vec![Self::at(head, authority, target, request)];
+            return vec![Self::at(head, authority, target, request, rules)];
         }
         let named = target.authority().map(http::uri::Authority::as_str);
         let named = named.map(|named| named.rsplit_once('@').map_or(named, |(_, named)| named));
@@ -178,20 +180,26 @@ impl<'a> TargetUri<'a> {
         let (named, host) = (plain(named), plain(host));
         let host = host.filter(|host| !named.is_some_and(|named| named.eq_ignore_ascii_case(host)));
         let all = named.into_iter().chain(host);
-        all.map(|authority| Self::at(head, authority, target, request)).collect()
+        all.map(|authority| Self::at(head, authority, target, request, rules)).collect()
     }
 
-    fn at<B>(head: &'static str, authority: &'a str, target: &'a Uri, request: &'a Request<B>) -> Self {
+    fn at<B>(
+        head: &'static str,
+        authority: &'a str,
+        target: &'a Uri,
+        request: &'a Request<B>,
+        rules: &RequestRules,
+    ) -> Self {
+        let query = rules.query.as_deref();
+        let (path, mut other_form) = keyed_form(target, query);
         // If a layer between the router and the guard rewrote the path, perhaps by a header (a tenant, a language),
         // the inner service's path must be in the key too.
-        let rewritten = (!strips(target, request)).then(|| normal_form(path_and_query(request.uri())));
-        Self { head, authority: lower_case(authority), path: normal_form(path_and_query(target)), rewritten }
-    }
-
-    /// Whether the request spells one of its paths, or a query, differently from the normal form.
-    fn is_other_form(&self) -> bool {
-        let is_other = |path: &Cow<'_, str>| matches!(path, Cow::Owned(_));
-        is_other(&self.path) || self.rewritten.as_ref().is_some_and(is_other)
+        let rewritten = (!strips(target, request, query)).then(|| {
+            let (path, is_other) = keyed_form(request.uri(), query);
+            other_form |= is_other;
+            path
+        });
+        Self { head, authority: lower_case(authority), path, rewritten, other_form }
     }
 
     pub(crate) fn key(&self, added: &[String]) -> CacheKey {
@@ -260,8 +268,14 @@ pub(crate) fn additions<B>(
         added.push(format!("credentials={}", Fingerprint(digest.finalize().into())));
     }
     if let Some(hook) = &rules.key {
-        let (uri, headers, extensions) = (request.uri(), request.headers(), request.extensions());
-        let text = hook.call(&KeyParts { uri, headers, extensions }).ok_or(Rule::KeyHook)?;
+        // The hook sees the query of the key, so that it adds nothing that the key leaves out.
+        let keyed_head = rules.query.as_ref().and_then(|query| query.keyed_head(request));
+        let (uri, extensions) = match &keyed_head {
+            Some(head) => (head.uri(), head.extensions()),
+            None => (request.uri(), request.extensions()),
+        };
+        let text = hook.call(&KeyParts { uri, headers: request.headers(), extensions });
+        let text = text.ok_or(Rule::KeyHook)?;
         added.push(addition(&text));
     }
     Ok(added)
@@ -313,11 +327,41 @@ pub(crate) fn plain_authority(text: &str, default_port: u16) -> Option<&str> {
     }
 }
 
+/// The path and query of a URI, with the query of the key.
+fn with_keyed_query<'a>(uri: &'a Uri, query: Option<&QueryRules>) -> Cow<'a, str> {
+    let sent = path_and_query(uri);
+    query.map_or(Cow::Borrowed(sent), |query| query.keyed(sent))
+}
+
+/// The path and query of the key in normal form, and whether the request spells them differently. Parameters that the key
+/// leaves out, and the order of sorted ones, make no other form, because the load does not see them.
+fn keyed_form<'a>(uri: &'a Uri, query: Option<&QueryRules>) -> (Cow<'a, str>, bool) {
+    match with_keyed_query(uri, query) {
+        Cow::Borrowed(sent) => {
+            let normal = normal_form(sent);
+            let is_other = matches!(normal, Cow::Owned(_));
+            (normal, is_other)
+        }
+        Cow::Owned(keyed) => {
+            let other_form = match normal_form(&keyed) {
+                Cow::Owned(normal) => Some(normal),
+                Cow::Borrowed(_) => None,
+            };
+            let is_other = other_form.is_some();
+            (Cow::Owned(other_form.unwrap_or(keyed)), is_other)
+        }
+    }
+}
+
 /// Whether the inner service sees this target, either unchanged or without the prefixes that nested routers removed.
-fn strips<B>(target: &Uri, request: &Request<B>) -> bool {
+fn strips<B>(target: &Uri, request: &Request<B>, query: Option<&QueryRules>) -> bool {
     let uri = request.uri();
-    std::ptr::eq(target, uri)
-        || target.query() == uri.query() && (target.path() == uri.path() || is_nested(target.path(), request))
+    if std::ptr::eq(target, uri) {
+        return true;
+    }
+    let is_same_query =
+        target.query() == uri.query() || query.is_some_and(|query| query.is_same_query(target, uri));
+    is_same_query && (target.path() == uri.path() || is_nested(target.path(), request))
 }
 
 /// What axum reports about a request, in its extensions.
@@ -505,66 +549,9 @@ static ALLOWED: [u8; 256] = {
     allowed
 };
 
-/// The URI to which a field refers, if the field occurs once, is valid, and has the same origin as the absolute
-/// `base` (RFC 9110, 4.3.1: scheme, host and port).
-pub(crate) fn of_same_origin(base: &Uri, headers: &HeaderMap, name: &HeaderName) -> Option<Uri> {
-    let target = resolve(base, single(headers, name)?.to_str().ok()?)?;
-    is_same_origin(base, &target).then_some(target)
-}
-
-fn is_same_origin(one: &Uri, other: &Uri) -> bool {
-    let port = |uri: &Uri| uri.port_u16().or_else(|| uri.scheme().map(default_port));
-    one.scheme() == other.scheme()
-        && port(one) == port(other)
-        && matches!((one.host(), other.host()), (Some(a), Some(b)) if a.eq_ignore_ascii_case(b))
-}
-
-/// Resolves a reference (RFC 3986, 5.2). The fragment is dropped, because it is not part of a key.
-pub(crate) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
-    let reference = reference.split('#').next().unwrap_or_default();
-    if has_scheme(reference) {
-        let uri: Uri = reference.parse().ok()?;
-        // User information is not part of an origin, and no key contains it.
-        return uri
-            .authority()
-            .filter(|_| uri.scheme().is_some())
-            .is_some_and(|authority| !authority.as_str().contains('@'))
-            .then_some(uri);
-    }
-    let mut parts = Parts::default();
-    parts.scheme = Some(base.scheme()?.clone());
-    let path = if let Some(rest) = reference.strip_prefix("//") {
-        let end = rest.find(['/', '?']).unwrap_or(rest.len());
-        parts.authority =
-            Some(rest[..end].parse().ok().filter(|a: &uri::Authority| !a.as_str().contains('@'))?);
-        rest[end..].to_owned()
-    } else {
-        parts.authority = Some(base.authority()?.clone());
-        if reference.is_empty() {
-            base.path_and_query()?.as_str().to_owned()
-        } else if reference.starts_with('/') {
-            reference.to_owned()
-        } else if reference.starts_with('?') {
-            format!("{}{reference}", base.path())
-        } else {
-            // RFC 3986, 5.2.3: the reference replaces everything after the last slash.
-            format!("{}{reference}", &base.path()[..=base.path().rfind('/')?])
-        }
-    };
-    parts.path_and_query = Some(without_dots(&path).parse().ok()?);
-    Uri::from_parts(parts).ok()
-}
-
-/// Whether the reference begins with a scheme (RFC 3986, 3.1). A colon after the first slash does not end a scheme.
-fn has_scheme(reference: &str) -> bool {
-    let Some((scheme, _)) = reference.split_once(':') else { return false };
-    scheme.starts_with(|first: char| first.is_ascii_alphabetic())
-        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
-}
-
 /// Removes the segments `.` and `..` from the path of a resolved reference (RFC 3986, 5.2.4). The query stays. An empty
 /// path becomes `/`.
-fn without_dots(path_and_query: &str) -> String {
+pub(super) fn without_dots(path_and_query: &str) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
     let mut output: Vec<&str> = Vec::new();
@@ -635,99 +622,6 @@ mod normal_form_tests {
         for (text, expected) in cases {
             assert_eq!(normal_form(text), expected, "{text}");
             assert!(matches!(normal_form(expected), Cow::Borrowed(_)), "{expected} is normal");
-        }
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
-mod location_tests {
-    use http::HeaderValue;
-
-    use super::*;
-
-    #[test]
-    fn references_resolve_as_in_the_rfc() {
-        // RFC 3986, 5.4.1 and 5.4.2, without the examples of path parameters and of schemes other than http.
-        let cases = [
-            ("g", "http://a/b/c/g"),
-            ("./g", "http://a/b/c/g"),
-            ("g/", "http://a/b/c/g/"),
-            ("/g", "http://a/g"),
-            ("//g", "http://g/"),
-            ("?y", "http://a/b/c/d;p?y"),
-            ("g?y", "http://a/b/c/g?y"),
-            ("#s", "http://a/b/c/d;p?q"),
-            ("g#s", "http://a/b/c/g"),
-            ("", "http://a/b/c/d;p?q"),
-            (".", "http://a/b/c/"),
-            ("./", "http://a/b/c/"),
-            ("..", "http://a/b/"),
-            ("../", "http://a/b/"),
-            ("../g", "http://a/b/g"),
-            ("../..", "http://a/"),
-            ("../../g", "http://a/g"),
-            ("../../../g", "http://a/g"),
-            ("/./g", "http://a/g"),
-            ("/../g", "http://a/g"),
-            ("g.", "http://a/b/c/g."),
-            ("..g", "http://a/b/c/..g"),
-            ("./g/.", "http://a/b/c/g/"),
-            ("g/../h", "http://a/b/c/h"),
-            ("g?y/../x", "http://a/b/c/g?y/../x"),
-            ("http://a/x", "http://a/x"),
-            ("HTTPS://B:1/x?y#z", "https://B:1/x?y"),
-            ("//g:1?y", "http://g:1/?y"),
-            ("//g/x", "http://g/x"),
-            // A scheme begins with an alphabetic character and contains no slash.
-            ("1:2", "http://a/b/c/1:2"),
-            ("g/h:i", "http://a/b/c/g/h:i"),
-        ];
-        let base = Uri::from_static("http://a/b/c/d;p?q");
-        for (reference, expected) in cases {
-            assert_eq!(resolve(&base, reference).unwrap(), expected, "RFC 3986, 5.2: {reference}");
-        }
-        for reference in
-            ["http:", "http:g", "mailto:a@b", "a+b:c", "http://u@a/", "//u@a/", "a b", "http://a b/", "//"]
-        {
-            assert_eq!(resolve(&base, reference), None, "{reference}");
-        }
-    }
-
-    #[test]
-    fn only_references_of_the_same_origin_count() {
-        let cases = [
-            ("/x", Some("http://a.example/x")),
-            ("http://A.Example:80/x", Some("http://A.Example:80/x")),
-            ("https://a.example/x", None),
-            ("http://a.example:81/x", None),
-            ("http://b.example/x", None),
-            ("//b.example/x", None),
-            ("http://a.example@b.example/x", None),
-        ];
-        let secure = Uri::from_static("https://a.example/");
-        for (other, same) in [("https://a.example:443/x", true), ("https://a.example:80/x", false)] {
-            assert_eq!(is_same_origin(&secure, &Uri::from_static(other)), same, "RFC 9110, 4.3.1: {other}");
-        }
-        let base = Uri::from_static("http://a.example/");
-        let name = http::header::LOCATION;
-        for (reference, expected) in cases {
-            let mut headers = HeaderMap::new();
-            headers.append(&name, HeaderValue::from_str(reference).unwrap());
-            let found = of_same_origin(&base, &headers, &name);
-            assert_eq!(found, expected.map(Uri::from_static), "RFC 9111, 4.4; A7: {reference}");
-            headers.append(&name, HeaderValue::from_str(reference).unwrap());
-            assert_eq!(of_same_origin(&base, &headers, &name), None, "twice");
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_reference_is_resolved_without_a_panic(reference in "[ -~]{0,40}") {
-            let base = Uri::from_static("http://a/b/c/d?q");
-            if let Some(uri) = resolve(&base, &reference) {
-                proptest::prop_assert!(uri.authority().is_some());
-            }
         }
     }
 }

@@ -11,6 +11,8 @@ mod file;
 pub(crate) mod freshness;
 pub(crate) mod groups;
 pub(crate) mod key;
+pub(crate) mod query;
+pub(crate) mod reference;
 pub(crate) mod request;
 pub(crate) mod request_settings;
 pub(crate) mod response;
@@ -70,6 +72,8 @@ rules! {
     RequestNoStore: "no-store", "RFC 9111, 5.2.1.5";
     /// The policy's hook excluded the request.
     KeyHook: "key", "HttpPolicy::key";
+    /// The query of a POST has more than the key, and a POST passes unchanged.
+    Query: "query", "HttpPolicy::ignore_query";
 
     // Rules of responses: why a response is not shared.
     DoNotStore: "do-not-store", "the response's DoNotStore extension";

@@ -4,6 +4,8 @@
 //! Every request that is not certainly the plain question "what is at this URI" goes straight to the inner service:
 //! a needless bypass costs one load, a wrongly shared response leaks data.
 
+use std::sync::Arc;
+
 use http::header::{CONTENT_LOCATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use http::{Method, Request, StatusCode, Uri};
 
@@ -11,7 +13,9 @@ use super::Rule;
 use super::cache_control::RequestDirectives;
 use super::conditional;
 use super::fields::{contains_token, members};
-use super::key::{KeyHeaders, TargetUri, addition, additions, key_by, of_same_origin, original};
+use super::key::{KeyHeaders, TargetUri, addition, additions, key_by, original};
+use super::query::QueryRules;
+use super::reference::of_same_origin;
 use super::request_settings::{CredentialRule, Heads, RequestRules, is_forwarding};
 use super::vary::may_be_misread;
 use crate::key::CacheKey;
@@ -109,6 +113,10 @@ pub(crate) fn consider_post<B>(
         return Err(Rule::Method);
     }
     let (keyed, mut demands) = examine(request.headers(), rules, Content::Expected)?;
+    // A POST goes to the inner service with its whole query, so its response may depend on more than the key.
+    if rules.query_of_loads().is_some_and(|query| !query.is_keyed(request)) {
+        return Err(Rule::Query);
+    }
     let uri = TargetUri::of(original(request), request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
     let key;
     (key, demands.other_form) = key_without_extension(request, &keyed, rules, CacheKey::from_texts)?;
@@ -242,6 +250,8 @@ pub(crate) struct ChangedResources {
     heads: Heads,
     /// The authority of all keys, if the policy names one.
     authority: Option<String>,
+    /// The policy's rules for queries.
+    query: Option<Arc<QueryRules>>,
     /// The policy's additions to the invalidated keys.
     added: Vec<Vec<String>>,
 }
@@ -263,8 +273,8 @@ impl ChangedResources {
             let named = RequestRules { authority: None, ..rules.clone() };
             targets.extend(TargetUri::changed_by(request, &keyed, &named).iter().filter_map(TargetUri::uri));
         }
-        let (heads, authority) = (rules.heads, rules.authority.clone());
-        (!keys.is_empty()).then_some(Self { targets, keys, heads, authority, added })
+        let (heads, authority, query) = (rules.heads, rules.authority.clone(), rules.query.clone());
+        (!keys.is_empty()).then_some(Self { targets, keys, heads, authority, query, added })
     }
 
     /// The keys that are invalid after this response, each once: those of the target, and those of URIs of the same
@@ -288,8 +298,8 @@ impl ChangedResources {
     fn keys_of(&self, uri: &Uri) -> Vec<CacheKey> {
         let mut request = Request::new(());
         *request.uri_mut() = uri.clone();
-        let authority = self.authority.clone();
-        let rules = RequestRules { heads: self.heads, authority, ..RequestRules::default() };
+        let (authority, query) = (self.authority.clone(), self.query.clone());
+        let rules = RequestRules { heads: self.heads, authority, query, ..RequestRules::default() };
         let target = TargetUri::of(None, &request, &KeyHeaders::default(), &rules);
         target
             .map_or_else(|_| Vec::new(), |target| self.added.iter().map(|added| target.key(added)).collect())

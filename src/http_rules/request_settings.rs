@@ -20,6 +20,7 @@ use http::uri::Scheme;
 use http::{Extensions, HeaderValue, Request, Uri};
 
 use super::fields::split_once;
+use super::query::QueryRules;
 use crate::observe::{LogEveryMinute, log};
 
 /// Headers that change the meaning of a request without being part of the key ("unkeyed input"). If such a request
@@ -72,11 +73,14 @@ impl CredentialRule {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct KeyParts<'a> {
-    /// The URI as the layer received it.
+    /// The URI as the layer received it, with the query of the key: without the parameters that
+    /// [`ignore_query`](crate::http::HttpPolicy::ignore_query) and
+    /// [`only_query`](crate::http::HttpPolicy::only_query) leave out, and
+    /// [sorted](crate::http::HttpPolicy::sort_query).
     pub uri: &'a Uri,
     /// The request's headers.
     pub headers: &'a HeaderMap,
-    /// The request's extensions.
+    /// The request's extensions. An `OriginalUri` of axum has the query of the key, too.
     pub extensions: &'a Extensions,
 }
 
@@ -146,6 +150,10 @@ pub(crate) struct RequestRules {
     pub(crate) authority: Option<String>,
     /// The cookies that affect responses; `None` if all do.
     pub(crate) cookies: Option<CookieNames>,
+    /// Which parameters of the query are in the key; `None` if all are, as they were sent.
+    pub(crate) query: Option<Arc<QueryRules>>,
+    /// Whether a load sees the query as it was sent, with what the key leaves out.
+    pub(crate) pass_unkeyed_query: bool,
     /// What the proxy reports on ordinary requests, as [`forwarding`] normalizes it: these have the plain key of their URI.
     pub(crate) report: Option<Vec<u8>>,
     /// Types of extensions that make a request bypass.
@@ -166,6 +174,8 @@ impl Default for RequestRules {
             key: None,
             authority: None,
             cookies: None,
+            query: None,
+            pass_unkeyed_query: false,
             report: None,
             personal: Vec::new(),
         }
@@ -184,6 +194,25 @@ impl RequestRules {
     pub(crate) fn has_own_cookies(&self, headers: &HeaderMap) -> bool {
         let mut lines = headers.get_all(COOKIE).iter();
         lines.any(|line| self.cookies.as_ref().is_none_or(|cookies| cookies.any_in(line)))
+    }
+
+    /// Changes the rules for queries. Without a rule there are none, so that a hit costs no look at its query.
+    pub(crate) fn change_query(&mut self, change: impl FnOnce(&mut QueryRules)) {
+        let mut rules = self.query.take().map(Arc::unwrap_or_clone).unwrap_or_default();
+        change(&mut rules);
+        self.query = (rules != QueryRules::default()).then(|| Arc::new(rules));
+    }
+
+    /// Gives the request of a load the query of its key, unless the policy passes the query as it was sent.
+    pub(crate) fn rewrite_query(&self, request: &mut Request<()>) {
+        if let Some(query) = self.query_of_loads() {
+            query.rewrite(request);
+        }
+    }
+
+    /// The rules by which a load sees less of the query than was sent.
+    pub(crate) fn query_of_loads(&self) -> Option<&QueryRules> {
+        self.query.as_deref().filter(|_| !self.pass_unkeyed_query)
     }
 
     /// Whether the request has this credential.

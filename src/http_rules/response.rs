@@ -14,7 +14,7 @@ use super::freshness::{
     Lifetime, ReuseTerms, StaleWindows, corrected_initial_age, is_failure, is_understood, is_unstorable,
     lifetime, may_be_guessed, may_have_default, must_revalidate,
 };
-use super::key::of_same_origin;
+use super::reference::of_same_origin;
 use super::request::RequestDemands;
 use super::request_settings::{CacheScope, CredentialRule};
 use super::settings::{HttpPolicy, ResponseRules};

@@ -15,6 +15,7 @@ use http::uri::Scheme;
 use http::{Request, header};
 
 use super::key::{default_port, key, plain_authority};
+use super::query::QueryRules;
 use super::request::{Content, examine};
 use super::request_settings::{
     CacheScope, CookieNames, CredentialRule, Heads, KeyHook, KeyParts, PersonalExtension, RequestRules,
@@ -181,6 +182,24 @@ setters! {
     /// Whether a response that states no lifetime is fresh for a tenth of the time since its `Last-Modified`, at
     /// most for a day (RFC 9111, 4.2.2). Defaults to no; in [`strict`](Self::strict) to yes.
     heuristic_freshness(guessed: bool => heuristic_freshness);
+
+    /// Whether the inner service sees the query of a load as it was sent, with the parameters that
+    /// [`ignore_query`](Self::ignore_query) and [`only_query`](Self::only_query) leave out of the key, and in the order that
+    /// [`sort_query`](Self::sort_query) does not distinguish. Defaults to no.
+    ///
+    /// **It permits cache poisoning**: the first client's values are in the request whose response all clients receive. If a
+    /// handler, a template or a layer inside the guard writes one of them into a response, as in a link to the page itself,
+    /// then a stranger's `utm_source=<script>` runs in the browser of each visitor until the entry ends. Use it only if nothing
+    /// inside the guard writes these parameters into responses, and something there needs them, such as a log.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::http::{HttpPolicy, TRACKING_PARAMETERS};
+    ///
+    /// let policy = HttpPolicy::default().ignore_query(TRACKING_PARAMETERS).pass_unkeyed_query(true);
+    /// ```
+    pass_unkeyed_query(passes: bool => requests.pass_unkeyed_query);
 
     /// How many variants of one resource are stored: the first ones. Further variants are loaded, and shared with
     /// requests that wait for that load, until the list of variants ends: together with the stored lifetime of its
@@ -352,6 +371,15 @@ impl HttpPolicy {
 
 const DAY: Duration = Duration::from_secs(86_400);
 
+/// Adds names to a list, each once.
+fn add_names<N: AsRef<str>>(list: &mut Vec<String>, names: impl IntoIterator<Item = N>) {
+    for name in names {
+        if !list.iter().any(|known| known == name.as_ref()) {
+            list.push(name.as_ref().to_owned());
+        }
+    }
+}
+
 /// The part of a policy that decides which responses are shared, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
@@ -518,6 +546,95 @@ impl HttpPolicy {
         self
     }
 
+    /// Query parameters that are not in the key, by name; with a `*` at its end a name stands for all that begin like it.
+    /// `/shoes?utm_source=mail` and `/shoes` then have one response and one load.
+    /// [`TRACKING_PARAMETERS`](crate::http::TRACKING_PARAMETERS) are the usual ones. Can be called several times, and adds.
+    /// Defaults to none: each query is another key.
+    ///
+    /// **The inner service does not see these parameters**: the guard removes them from the URI of a request that it looks
+    /// up, so one client's `utm_source=<script>` is in no page that others receive. With the feature `axum` it removes them
+    /// from `OriginalUri`, too: a service of axum needs that feature. So list no parameter that a handler, or a layer inside
+    /// the guard, reads. Requests that bypass the cache, other methods, and all requests of a guard that is switched off or
+    /// in shadow mode are not changed.
+    ///
+    /// Names are compared after percent-decoding, in which a `+` is a space, and are case-sensitive. What stays of a query
+    /// keeps its form and order. Empty parameters go, as in `?&&a=1`, and so does the `?` of a query without parameters.
+    /// Unsafe methods, `Location`, [`invalidate_path`](crate::StampedeGuard::invalidate_path) and
+    /// [`http_key`](crate::StampedeGuard::http_key) follow the same rules. Guards that share a store should agree about
+    /// them: otherwise an invalidation by one may not reach the entries of another.
+    ///
+    /// [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses an empty name, one with a `*` before its end, and one
+    /// with `&`, `=`, `#`, `?`, `%` or a control character.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::Request;
+    /// use stampede_guard::http::{HttpPolicy, TRACKING_PARAMETERS};
+    ///
+    /// let policy = HttpPolicy::default().ignore_query(TRACKING_PARAMETERS).ignore_query(["ref"]);
+    /// let key = |uri: &str| Ok::<_, http::Error>(policy.cache_key(&Request::get(uri).body(())?));
+    /// let shared = key("http://shop.example/shoes?size=42")?;
+    /// assert_eq!(key("http://shop.example/shoes?utm_source=mail&size=42&ref=7")?, shared);
+    /// assert_ne!(key("http://shop.example/shoes?size=43")?, shared);
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    #[must_use]
+    pub fn ignore_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.requests.change_query(|rules| add_names(&mut rules.ignored, names));
+        self
+    }
+
+    /// The only query parameters that are in the key, by name; all others are
+    /// [ignored](Self::ignore_query), and the inner service does not see them. With an empty list no parameter is in the key:
+    /// for static pages. Can be called several times, and adds. Defaults to all parameters.
+    ///
+    /// It bounds the number of keys: a client that invents parameters (`?x=1`, `?x=2`) causes no loads and no entries. List
+    /// each parameter that a handler reads. A parameter that [`ignore_query`](Self::ignore_query) names too is not in the
+    /// key. The names are as there, and [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses the same.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::Request;
+    /// use stampede_guard::http::HttpPolicy;
+    ///
+    /// let policy = HttpPolicy::default().only_query(["page", "filter_*"]);
+    /// let key = |uri: &str| Ok::<_, http::Error>(policy.cache_key(&Request::get(uri).body(())?));
+    /// let shared = key("http://shop.example/shoes?page=2&filter_size=42")?;
+    /// assert_eq!(key("http://shop.example/shoes?page=2&x=1&filter_size=42")?, shared);
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    #[must_use]
+    pub fn only_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.requests.change_query(|rules| add_names(rules.only.get_or_insert_default(), names));
+        self
+    }
+
+    /// Whether the query parameters of the key are sorted by name: `?b=2&a=1` and `?a=1&b=2` then have one response. The
+    /// inner service sees them sorted. Parameters of one name keep their order, as in `?tag=b&tag=a`. Defaults to no.
+    ///
+    /// The names are compared, and requests are changed or not, as for [`ignore_query`](Self::ignore_query). **A handler for
+    /// which the order of different parameters has a meaning must not have this.**
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use http::Request;
+    /// use stampede_guard::http::HttpPolicy;
+    ///
+    /// let policy = HttpPolicy::default().sort_query(true);
+    /// let key = |uri: &str| Ok::<_, http::Error>(policy.cache_key(&Request::get(uri).body(())?));
+    /// assert_eq!(key("http://shop.example/?b=2&a=1")?, key("http://shop.example/?a=1&b=2")?);
+    /// assert_ne!(key("http://shop.example/?a=1&a=2")?, key("http://shop.example/?a=2&a=1")?);
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    #[must_use]
+    pub fn sort_query(mut self, is_sorted: bool) -> Self {
+        self.requests.change_query(|rules| rules.is_sorted = is_sorted);
+        self
+    }
+
     /// A type of request extension that marks a request as one client's, such as `tower_sessions::Session` or
     /// `tower_cookies::Cookies`: a GET or HEAD with it bypasses the cache (`detail=extension` in `Cache-Status`),
     /// and a warning names the extension, whose layer belongs inside the guard. Can be called several times. Defaults to none,
@@ -556,6 +673,8 @@ impl HttpPolicy {
         let keys = "keys would change, and no invalidation would reach what is stored under the old ones";
         let function = "what keeps clients apart would change; a file has no functions and types";
         let private = new.keyed_by_credentials;
+        let none = QueryRules::default();
+        let [new_query, old_query] = [new, old].map(|rules| rules.query.as_deref().unwrap_or(&none));
         [
             ("kind (default, strict or private)", new.heads != old.heads, keys),
             ("scheme", new.scheme != old.scheme, keys),
@@ -563,6 +682,9 @@ impl HttpPolicy {
             ("behind_proxy", new.report != old.report, keys),
             ("credential_headers", private && new.credentials != old.credentials, keys),
             ("cookies", private && new.cookies != old.cookies, keys),
+            ("ignore_query", new_query.ignored != old_query.ignored, keys),
+            ("only_query", new_query.only != old_query.only, keys),
+            ("sort_query", new_query.is_sorted != old_query.is_sorted, keys),
             ("key", new.key.is_some() != old.key.is_some(), function),
             ("personal_extension", new.personal != old.personal, function),
         ]
@@ -582,7 +704,9 @@ impl RequestRules {
                  \"shop.example:8080\""
             ));
         }
-        let name = self.cookies.as_ref()?.unsound()?;
-        Some(format!("cookies names {name:?}: choose names of cookies, as \"session\""))
+        if let Some(name) = self.cookies.as_ref().and_then(CookieNames::unsound) {
+            return Some(format!("cookies names {name:?}: choose names of cookies, as \"session\""));
+        }
+        self.query.as_ref()?.refusal()
     }
 }

@@ -2,12 +2,12 @@
 
 use std::error::Error;
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse};
 use axum::routing::get;
 use axum::{Extension, Router};
 use http::{HeaderMap, Request, Response};
-use stampede_guard::http::{DoNotStore, HttpPolicy, explain};
+use stampede_guard::http::{DoNotStore, HttpPolicy, TRACKING_PARAMETERS, explain};
 use stampede_guard::{CacheKey, MemoryStore, Policy, StampedeGuard};
 
 use crate::requests::{self, send};
@@ -74,6 +74,36 @@ async fn only_the_listed_cookies_matter() -> Result<(), Box<dyn Error>> {
     assert!(send(&app, "GET", "/", &[("cookie", "_ga=GA1.9.9")]).await.is_hit());
     let own = send(&app, "GET", "/", &[("cookie", "_ga=GA1.2.3; session=7f3a")]).await;
     assert_eq!(own.remark(), "fwd=bypass; detail=credentials");
+    Ok(())
+}
+
+/// The page of a product, with a link to itself.
+async fn shoes(uri: Uri) -> String {
+    format!("<a href=\"{uri}\">shoes</a>")
+}
+
+#[tokio::test]
+async fn a_parameter_that_is_not_in_the_key_is_not_in_the_page() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default()
+        .ignore_query(TRACKING_PARAMETERS) // utm_*, gclid, fbclid ..
+        .ignore_query(["ref"])
+        .sort_query(true); // `?size=42&color=red` and `?color=red&size=42` are one page
+    let app = guarded(Router::new().route("/shoes", get(shoes)), http)?;
+    let page = r#"<a href="/shoes?color=red&size=42">shoes</a>"#;
+    let first = requests::get(&app, "/shoes?utm_source=%3Cscript%3E&size=42&color=red").await;
+    assert_eq!(first.text(), page);
+    assert!(first.remark().starts_with("fwd=uri-miss; stored; ttl="), "{}", first.remark());
+    let second = requests::get(&app, "/shoes?color=red&size=42&fbclid=IwAR0&ref=7").await;
+    assert_eq!((second.text(), second.is_hit()), (page, true));
+    let own = send(&app, "GET", "/shoes?utm_source=mail", &[("authorization", "Bearer 7f3a")]).await;
+    assert_eq!(own.text(), r#"<a href="/shoes?utm_source=mail">shoes</a>"#);
+
+    let http = HttpPolicy::default().only_query(["size", "color"]);
+    let app = guarded(Router::new().route("/shoes", get(shoes)), http)?;
+    for n in 0..3 {
+        let seen = requests::get(&app, &format!("/shoes?size=42&invented{n}=1")).await;
+        assert_eq!((seen.text(), seen.is_hit()), (r#"<a href="/shoes?size=42">shoes</a>"#, n > 0));
+    }
     Ok(())
 }
 

@@ -39,6 +39,7 @@ mod path_tags;
 mod poisoning;
 mod policies;
 mod proxies;
+mod query;
 mod range_fields;
 mod ranges;
 mod read_along;

@@ -79,6 +79,7 @@ impl Api {
                 ([fresh, coded, (header::VARY, "accept-encoding")], GZIP).into_response()
             }
             "/echo" => ([fresh], body).into_response(),
+            "/query" => ([fresh], head.uri.query().unwrap_or("none").to_owned()).into_response(),
             path if path.starts_with("/held") => {
                 let running = self.started.start();
                 self.gate.pass().await;
@@ -185,6 +186,19 @@ async fn the_middleware_gives_each_response_the_url_of_its_request() {
     for _ in 0..2 {
         let response = form.send(api.get("/price?a=b#c")).await.unwrap();
         assert_eq!(response.url().as_str(), format!("{}/price?a=b#c", api.url), "as without the guard");
+    }
+}
+
+#[tokio::test]
+async fn the_api_sees_the_query_of_the_key() {
+    for form in both_with(&Client::new(), HttpPolicy::default().ignore_query(["utm_*"]).sort_query(true)) {
+        let api = Api::start().await;
+        for path in ["/query?b=2&utm_source=x&a=1", "/query?a=1&b=2&utm%5Fsource=y"] {
+            assert_eq!(form.text(api.get(path)).await, "a=1&b=2", "{}", form.name());
+        }
+        assert_eq!(api.requests("GET /query"), 1, "{}", form.name());
+        let bypassing = api.request(Method::GET, "/query?utm_source=x", &[(header::AUTHORIZATION, "ann")]);
+        assert_eq!(form.text(bypassing).await, "utm_source=x", "{}", form.name());
     }
 }
 

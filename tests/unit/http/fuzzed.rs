@@ -15,7 +15,7 @@ use crate::http_rules::cache_control::{CDN_CACHE_CONTROL, targeted};
 use crate::http_rules::cache_control::{CacheControl, RequestDirectives};
 use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, join, range_answer};
 use crate::http_rules::fields;
-use crate::http_rules::key::resolve;
+use crate::http_rules::reference::resolve;
 use crate::http_rules::vary::Normalization;
 use crate::http_rules::vary::{Names, Vary};
 use crate::value::entry::Expiry;

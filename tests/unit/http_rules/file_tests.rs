@@ -36,8 +36,9 @@ fn each_field_of_an_http_policy_has_its_setting() {
     #[rustfmt::skip]
     let RequestRules {
         heads: _, scheme: _, credentials: _, added: _, unkeyed: _, authorization: _, cookie: _, keyed_by_credentials: _, key: _,
-        authority: _, cookies: _, report: _, personal: _,
+        authority: _, cookies: _, query, pass_unkeyed_query: _, report: _, personal: _,
     } = requests;
+    let QueryRules { ignored: _, only: _, is_sorted: _ } = query.as_deref().cloned().unwrap_or_default();
 }
 
 #[test]
@@ -59,6 +60,10 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("scheme", &["\"ftp\"", "\"HTTPS\""]),
         ("authority", &["\"a b\"", "\"shop.example:80\"", "1"]),
         ("cookies", &["[\"a b\"]", "\"session\""]),
+        ("ignore_query", &["[\"\"]", "[\"u*m\"]", "\"utm_*\"", "[1]"]),
+        ("only_query", &["[\"page=\"]", "true"]),
+        ("sort_query", &["1"]),
+        ("pass_unkeyed_query", &["1"]),
         ("credential_headers", &["[\"a b\"]", "\"cookie\""]),
         ("more_credential_headers", &["[1]"]),
         ("share_authorized", &["\"yes\""]),
@@ -140,6 +145,8 @@ fn settings() -> impl Strategy<Value = HttpPolicy> {
             http = added.iter().map(name).fold(http, HttpPolicy::credential_header);
             http = varied.iter().map(name).fold(http, HttpPolicy::vary_on);
             http = if authorized { http.share_authorized(shares) } else { http.share_cookies(shares) };
+            http = http.ignore_query(&varied).sort_query(guesses).pass_unkeyed_query(ignores);
+            http = cookies.iter().fold(http, HttpPolicy::only_query);
             http = cookies.into_iter().fold(http, HttpPolicy::cookies);
             http = authority.into_iter().fold(http, HttpPolicy::authority);
             let mut report = HeaderMap::new();
