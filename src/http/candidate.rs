@@ -163,7 +163,10 @@ impl StoreCandidate {
         let age = self.age.saturating_add(self.came.elapsed());
         let meta = ResponseMeta::shared_only(self.says_shared, age, variant);
         match &self.storing {
-            Some(storing) => ResponseMeta { terms: storing.terms, ..meta },
+            Some(storing) => {
+                let stated = storing.stated.clone();
+                ResponseMeta { terms: storing.terms, stated, ..meta }
+            }
             None => meta,
         }
     }

@@ -24,6 +24,7 @@ use super::upstream::{UpstreamBody, UpstreamError};
 use crate::error::Failure;
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{is_not_modified, not_modified};
 use crate::http_rules::fields::{content_length, least_length};
 use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, is_reload, is_unstorable};
@@ -73,6 +74,7 @@ impl ResponseCommit {
             headers: &head.headers,
             body,
             do_not_store: head.extensions.get::<DoNotStore>().is_some(),
+            terms: head.extensions.get().copied().unwrap_or_default(),
             delay: self.delay,
             now: self.now,
         };
@@ -337,7 +339,7 @@ impl ResponseCommit {
     async fn refuse(
         mut self,
         rule: Rule,
-        head: Parts,
+        mut head: Parts,
         body: UpstreamBody,
         expected: Option<u64>,
     ) -> LoadOutput {
@@ -352,6 +354,9 @@ impl ResponseCommit {
             self.delivery.refuse_waiters();
         }
         self.side_commit.leave().await;
+        if matches!(rule, Rule::Authorization | Rule::Cookie | Rule::SetCookie) {
+            CacheTerms::restrict(&mut head);
+        }
         let own = match self.own(&head) {
             Some(own) => Response::from_parts(own, GuardedBody::default()),
             None => Response::from_parts(head, GuardedBody::passed(body)),

@@ -22,6 +22,7 @@ use crate::error::Failure;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, remove_conditions};
 use crate::http_rules::fields::retry_after;
 use crate::http_rules::freshness::{LoadFailure, corrected_initial_age, instead_of};
@@ -263,6 +264,10 @@ impl ResponseCommit {
         let mut head = head_of(status, version, freshened(&headers, confirmation.headers()));
         // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
         head.extensions.extend(std::mem::take(confirmation.extensions_mut()));
+        let stated = self.previous.as_ref().and_then(|previous| previous.meta.stated.as_deref());
+        if let (Some(stated), None) = (stated, head.extensions.get::<CacheTerms>()) {
+            head.extensions.insert(*stated);
+        }
         let candidate = self.candidate(&head, SizeHint::with_exact(body.len() as u64));
         let is_too_old = candidate.as_ref().is_ok_and(|candidate| candidate.is_too_old);
         let trailers = trailers.map(|trailers| *trailers);

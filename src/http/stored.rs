@@ -22,6 +22,7 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::Part;
 use crate::http_rules::fields::{exact_number, is_hop_by_hop, say_length_once, storable};
 use crate::http_rules::freshness::{ReuseTerms, StaleWindows};
@@ -406,6 +407,7 @@ fn clamp(now: SystemTime) -> SystemTime {
 /// 44 part     8 8 8   first, last, length of the whole or MAX; only with PART
 ///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
+///    terms    1 8 8 8 bits; ms as stated or MAX: fresh, while revalidated, on error. Only with TERMS
 /// ```
 /// All integers are little-endian. Another layout has another number in the first byte.
 const FIXED: usize = 44;
@@ -417,6 +419,10 @@ const ON_REQUEST: u8 = 8;
 const PART: u8 = 16;
 const VARIES: u8 = 32;
 const LANGUAGE: u8 = 64;
+const TERMS: u8 = 128;
+/// The bits of terms.
+const FOR_ONE_USER: u8 = 1;
+const HIDDEN: u8 = 2;
 
 /// The metadata that is stored with a response: its age, its terms, and which part and variant it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -428,6 +434,8 @@ pub(crate) struct ResponseMeta {
     pub(crate) part: Option<Part>,
     /// Boxed, because most resources have no variants.
     pub(crate) variant: Option<Box<VariantId>>,
+    /// The terms that the handler stated, if any: a 304 without terms leaves them as they are.
+    pub(crate) stated: Option<Box<CacheTerms>>,
 }
 
 /// Identifies the response among its resource's variants.
@@ -450,7 +458,7 @@ impl ResponseMeta {
             immutable: false,
             says_shared,
         };
-        Self { terms, age, part: None, variant }
+        Self { terms, age, part: None, variant, stated: None }
     }
 
     /// Whether the response is the variant for a request with these headers.
@@ -486,6 +494,7 @@ impl ResponseMeta {
             (PART, self.part.is_some()),
             (VARIES, self.variant.is_some()),
             (LANGUAGE, language.is_some()),
+            (TERMS, self.stated.is_some()),
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
@@ -511,6 +520,14 @@ impl ResponseMeta {
             out.put_slice(&others.0);
             out.put_u8(u8::try_from(language.len()).ok()?);
             out.put_slice(language.as_bytes());
+        }
+        if let Some(stated) = &self.stated {
+            let CacheTerms { fresh_for, stale_while_revalidate, stale_if_error, .. } = **stated;
+            let bits = [(FOR_ONE_USER, stated.is_for_one_user), (HIDDEN, stated.is_hidden)];
+            out.put_u8(bits.iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum());
+            for time in [fresh_for, stale_while_revalidate, stale_if_error] {
+                out.put_u64_le(time.map_or(u64::MAX, ms));
+            }
         }
         let length = u16::try_from(out.len() - start).ok()?;
         out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
@@ -541,6 +558,7 @@ impl ResponseMeta {
             StaleWindows { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
         let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
+        let stated = if flags & TERMS == 0 { None } else { Some(Box::new(fields.stated()?)) };
         let terms = ReuseTerms {
             lifetime,
             stale,
@@ -548,7 +566,7 @@ impl ResponseMeta {
             immutable: flags & IMMUTABLE != 0,
             says_shared: flags & SAYS_SHARED != 0,
         };
-        fields.0.is_empty().then_some((Self { terms, age, part, variant }, length))
+        fields.0.is_empty().then_some((Self { terms, age, part, variant, stated }, length))
     }
 }
 
@@ -581,6 +599,19 @@ impl<'a> MetaFields<'a> {
         let (first, last, complete) = (self.u64()?, self.u64()?, self.u64()?);
         let complete = Some(complete).filter(|&complete| complete != u64::MAX);
         Part::new(first, last, complete)
+    }
+
+    fn stated(&mut self) -> Option<CacheTerms> {
+        let [bits] = self.array()?;
+        let mut time = || Some(Some(self.u64()?).filter(|&ms| ms != u64::MAX).map(Duration::from_millis));
+        Some(CacheTerms {
+            fresh_for: time()?,
+            stale_while_revalidate: time()?,
+            stale_if_error: time()?,
+            is_for_one_user: bits & FOR_ONE_USER != 0,
+            is_hidden: bits & HIDDEN != 0,
+            ..CacheTerms::default()
+        })
     }
 
     fn variant(&mut self, has_language: bool) -> Option<Box<VariantId>> {

@@ -5,8 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use axum::Router;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use stampede_guard::http::CacheTerms;
 use stampede_guard::{LoadContext, LoadError, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
+
+use crate::requests;
 
 /// An origin with a price that is higher after each load, and that can be down.
 #[derive(Clone, Default)]
@@ -217,5 +223,25 @@ async fn a_response_says_how_long() -> Result<(), Box<dyn Error>> {
     assert_eq!(decision.fresh_for, Some(Duration::from_secs(60)));
     assert_eq!(decision.stale_while_revalidate, Duration::from_secs(30));
     assert_eq!(decision.stale_if_error, Duration::from_secs(3600));
+    Ok(())
+}
+
+/// Lifetimes without header text.
+async fn report() -> impl IntoResponse {
+    let terms =
+        CacheTerms::fresh_for(Duration::from_secs(300)).stale_while_revalidate(Duration::from_secs(60));
+    (terms, "all is well\n") // feature `axum`; elsewhere `response.extensions_mut().insert(terms)`
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_states_lifetimes_without_header_text() -> Result<(), Box<dyn Error>> {
+    let app = Router::new().route("/report", get(report)).layer(guard(Policy::builder())?);
+    for remark in ["fwd=uri-miss; stored; ttl=300", "hit; ttl=300"] {
+        let seen = requests::get(&app, "/report").await;
+        assert_eq!(seen.header("cache-control"), "max-age=300, stale-while-revalidate=60");
+        assert_eq!((seen.remark(), seen.text()), (remark, "all is well\n"));
+    }
+    sleep(Duration::from_secs(330)).await;
+    assert_eq!(requests::get(&app, "/report").await.remark(), "hit; ttl=-30");
     Ok(())
 }

@@ -9,6 +9,7 @@ mod audits;
 mod authorities;
 mod bodies;
 mod bypass;
+mod cache_terms;
 mod chaos;
 mod coalescing;
 mod contradictions;
