@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::HeaderMap;
+use http::header::{ETAG, HeaderMap, HeaderValue};
 use http::response::Parts;
 use http::{Method, Response, StatusCode, Uri};
 use http_body::SizeHint;
@@ -256,8 +256,10 @@ impl ResponseCommit {
         }
         let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
         if own.is_none() && ends_with_head && (body.has_ended() || has_no_content(status)) {
-            let result = self.store(candidate, Bytes::new(), None, status).await;
+            let tag = candidate.add_digest_tag(&[], &self.policy);
             let whole = Response::from_parts(head, GuardedBody::passed(body));
+            let whole = self.with_digest_tag(whole, tag);
+            let result = self.store(candidate, Bytes::new(), None, status).await;
             return self.after_commit(result, move |commit| commit.answer(Some(whole), cache_status));
         }
         // Announce a response to waiters before its end only if its flight sees every invalidation meanwhile. An
@@ -298,12 +300,14 @@ impl ResponseCommit {
         mut self,
         teed: Teed,
         unsent: Option<Response<GuardedBody>>,
-        candidate: StoreCandidate,
+        mut candidate: StoreCandidate,
         status: StatusCode,
         cache_status: CacheStatus,
     ) -> LoadOutput {
         match teed {
             Teed::Whole { body, trailers, finish } => {
+                let tag = candidate.add_digest_tag(&body, &self.policy);
+                let unsent = unsent.map(|unsent| self.with_digest_tag(unsent, tag));
                 let result = self.store(candidate, body, trailers, status).await;
                 self.after_commit(result, move |commit| {
                     // Release the end first: as soon as the client's task has the head, it writes all available data.
@@ -363,6 +367,22 @@ impl ResponseCommit {
         };
         self.answer(Some(own), CacheStatus::unstored(self.fwd, Some(rule.token())));
         result.into()
+    }
+
+    /// The response of the load's own client with the guard's tag: a 304, if the client has that representation.
+    fn with_digest_tag(
+        &self,
+        response: Response<GuardedBody>,
+        tag: Option<HeaderValue>,
+    ) -> Response<GuardedBody> {
+        let (mut head, body) = response.into_parts();
+        if let Some(tag) = tag.filter(|_| head.status == StatusCode::OK) {
+            let _ = head.headers.try_insert(ETAG, tag);
+            if let Some(own) = self.own(&head) {
+                return Response::from_parts(own, GuardedBody::default());
+            }
+        }
+        Response::from_parts(head, body)
     }
 
     /// The result of a complete response, which a side commit stores under its own key.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::{HeaderMap, IF_RANGE, RANGE};
+use http::header::{ETAG, HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Response, StatusCode};
 use http_body::SizeHint;
 use tokio::time::Instant;
@@ -276,6 +276,9 @@ impl ResponseCommit {
                 self.invalidate_if_names_changed(&mut candidate).await;
                 let ttl = candidate.ttl();
                 let unstored = self.unstored(status);
+                if let Some(tag) = candidate.add_digest_tag(&body, &self.policy) {
+                    head.headers.insert(ETAG, tag);
+                }
                 let result = candidate.finish(body.clone(), trailers.clone(), None, unstored, &self.policy);
                 (ttl, self.side_commit.store(result, false).await)
             }

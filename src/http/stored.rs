@@ -407,7 +407,8 @@ fn clamp(now: SystemTime) -> SystemTime {
 /// 44 part     8 8 8   first, last, length of the whole or MAX; only with PART
 ///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
-///    terms    1 8 8 8 bits; ms as stated or MAX: fresh, while revalidated, on error. Only with TERMS
+///    more     1       bits. Only with MORE
+///    terms    8 8 8   ms as stated or MAX: fresh, while revalidated, on error. Only with the bit TERMS
 /// ```
 /// All integers are little-endian. Another layout has another number in the first byte.
 const FIXED: usize = 44;
@@ -419,10 +420,11 @@ const ON_REQUEST: u8 = 8;
 const PART: u8 = 16;
 const VARIES: u8 = 32;
 const LANGUAGE: u8 = 64;
-const TERMS: u8 = 128;
-/// The bits of terms.
-const FOR_ONE_USER: u8 = 1;
-const HIDDEN: u8 = 2;
+const MORE: u8 = 128;
+const TERMS: u8 = 1;
+const FOR_ONE_USER: u8 = 2;
+const HIDDEN: u8 = 4;
+const DIGEST_TAG: u8 = 8;
 
 /// The metadata that is stored with a response: its age, its terms, and which part and variant it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -436,6 +438,8 @@ pub(crate) struct ResponseMeta {
     pub(crate) variant: Option<Box<VariantId>>,
     /// The terms that the handler stated, if any: a 304 without terms leaves them as they are.
     pub(crate) stated: Option<Box<CacheTerms>>,
+    /// Whether its `ETag` is the guard's, which the inner service does not know.
+    pub(crate) has_digest_tag: bool,
 }
 
 /// Identifies the response among its resource's variants.
@@ -458,7 +462,7 @@ impl ResponseMeta {
             immutable: false,
             says_shared,
         };
-        Self { terms, age, part: None, variant, stated: None }
+        Self { terms, age, part: None, variant, stated: None, has_digest_tag: false }
     }
 
     /// Whether the response is the variant for a request with these headers.
@@ -494,7 +498,7 @@ impl ResponseMeta {
             (PART, self.part.is_some()),
             (VARIES, self.variant.is_some()),
             (LANGUAGE, language.is_some()),
-            (TERMS, self.stated.is_some()),
+            (MORE, self.stated.is_some() || self.has_digest_tag),
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
@@ -521,17 +525,30 @@ impl ResponseMeta {
             out.put_u8(u8::try_from(language.len()).ok()?);
             out.put_slice(language.as_bytes());
         }
-        if let Some(stated) = &self.stated {
-            let CacheTerms { fresh_for, stale_while_revalidate, stale_if_error, .. } = **stated;
-            let bits = [(FOR_ONE_USER, stated.is_for_one_user), (HIDDEN, stated.is_hidden)];
-            out.put_u8(bits.iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum());
+        self.encode_more(out);
+        let length = u16::try_from(out.len() - start).ok()?;
+        out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
+        Some(())
+    }
+
+    /// Writes what only few responses have, if this one has any of it.
+    fn encode_more(&self, out: &mut BytesMut) {
+        let stated = self.stated.as_deref();
+        let bits = [
+            (TERMS, stated.is_some()),
+            (FOR_ONE_USER, stated.is_some_and(|stated| stated.is_for_one_user)),
+            (HIDDEN, stated.is_some_and(|stated| stated.is_hidden)),
+            (DIGEST_TAG, self.has_digest_tag),
+        ];
+        let bits: u8 = bits.iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum();
+        if bits != 0 {
+            out.put_u8(bits);
+        }
+        if let Some(CacheTerms { fresh_for, stale_while_revalidate, stale_if_error, .. }) = stated {
             for time in [fresh_for, stale_while_revalidate, stale_if_error] {
                 out.put_u64_le(time.map_or(u64::MAX, ms));
             }
         }
-        let length = u16::try_from(out.len() - start).ok()?;
-        out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
-        Some(())
     }
 
     /// The metadata of an entry that is a response, and the offset of the response.
@@ -558,7 +575,9 @@ impl ResponseMeta {
             StaleWindows { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
         let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
-        let stated = if flags & TERMS == 0 { None } else { Some(Box::new(fields.stated()?)) };
+        let [more] = if flags & MORE == 0 { [0] } else { fields.array()? };
+        let stated = if more & TERMS == 0 { None } else { Some(Box::new(fields.stated(more)?)) };
+        let has_digest_tag = more & DIGEST_TAG != 0;
         let terms = ReuseTerms {
             lifetime,
             stale,
@@ -566,7 +585,7 @@ impl ResponseMeta {
             immutable: flags & IMMUTABLE != 0,
             says_shared: flags & SAYS_SHARED != 0,
         };
-        fields.0.is_empty().then_some((Self { terms, age, part, variant, stated }, length))
+        fields.0.is_empty().then_some((Self { terms, age, part, variant, stated, has_digest_tag }, length))
     }
 }
 
@@ -601,8 +620,7 @@ impl<'a> MetaFields<'a> {
         Part::new(first, last, complete)
     }
 
-    fn stated(&mut self) -> Option<CacheTerms> {
-        let [bits] = self.array()?;
+    fn stated(&mut self, bits: u8) -> Option<CacheTerms> {
         let mut time = || Some(Some(self.u64()?).filter(|&ms| ms != u64::MAX).map(Duration::from_millis));
         Some(CacheTerms {
             fresh_for: time()?,

@@ -60,6 +60,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("expose_key", expose_key),
     setting!("path_tags", path_tags),
     setting!("answer_info", answer_info),
+    setting!("etag", etag),
     setting!("default_lifetime", default_lifetime),
     setting!("heuristic_freshness", heuristic_freshness),
     Setting {

@@ -62,6 +62,7 @@ pub struct HttpPolicy {
     pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
     pub(crate) answer_info: bool,
+    pub(crate) etag: bool,
     /// The headers on which every response depends, sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
     pub(crate) max_variants: usize,
@@ -152,6 +153,43 @@ setters! {
     /// # Ok(()) }
     /// ```
     answer_info(is_exposed: bool => answer_info);
+
+    /// Whether a stored 200 without an `ETag` gets one: a digest of its stored body, its content coding, type and language (RFC 9110,
+    /// 8.8.3). A client that sends it in `If-None-Match` is answered with 304 from the stored response, also after a load that has
+    /// returned the same body. Defaults to no.
+    ///
+    /// The tag is strong if the response has a content coding, because its bytes reach each client as they are stored. Otherwise it is
+    /// weak: a layer outside of the guard may compress the body, and one strong tag would then name two sequences of bytes (8.8.1). A
+    /// weak tag does not serve `If-Range`, so the client of an interrupted download gets the whole: let the handler send an `ETag` for
+    /// what clients resume.
+    ///
+    /// The tag exists once the body is whole. So the client whose request led the load gets none if it reads the body while that
+    /// arrives, nor do waiters that [read along](crate::http#slow-bodies); a response whose body is ready with its head has the tag for
+    /// every client. A response that is not stored has none. The inner service never receives such a tag: the guard validates by the
+    /// validators of the inner service only.
+    ///
+    /// Costs a SHA-256 of each stored body, which the load pays; a hit costs nothing more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::{Router, body::Body, http::Request, routing::get};
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    /// use tower::ServiceExt as _;
+    ///
+    /// let policy = Policy::builder().http(HttpPolicy::default().etag(true)).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// let app: Router = Router::new().route("/", get(|| async { "expensive" })).layer(guard);
+    ///
+    /// let request = || Request::get("/").header("host", "shop.example");
+    /// let response = app.clone().oneshot(request().body(Body::empty())?).await?;
+    /// let tag = &response.headers()["etag"];
+    /// let request = request().header("if-none-match", tag).body(Body::empty())?;
+    /// assert_eq!(app.oneshot(request).await?.status(), 304);
+    /// # Ok(()) }
+    /// ```
+    etag(is_made: bool => etag);
 
     /// Whether a response that states no lifetime gets [`fresh_for`](crate::PolicyBuilder::fresh_for). Defaults to
     /// yes; in [`strict`](Self::strict) to no.
@@ -359,6 +397,8 @@ impl Default for HttpPolicy {
             // With it, each path has a tag id in the store for a day at least, and each hit reads that id.
             path_tags: false,
             answer_info: false,
+            // It digests each stored body, and clients of an origin without tags may not expect any.
+            etag: false,
             vary_on: Vec::new(),
             // Enough for the languages times the encodings of a large site. A header with more values does not choose among
             // representations: it identifies the client.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use stampede_guard::http::CacheTerms;
+use stampede_guard::http::{CacheTerms, HttpPolicy};
 use stampede_guard::{LoadContext, LoadError, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
@@ -213,7 +213,7 @@ async fn values_by_hand() -> Result<(), Box<dyn Error>> {
 #[tokio::test]
 async fn a_response_says_how_long() -> Result<(), Box<dyn Error>> {
     use http::{Request, Response};
-    use stampede_guard::http::{HttpPolicy, explain};
+    use stampede_guard::http::explain;
 
     let request = Request::get("http://shop.example/report/7").body(())?;
     let response = Response::builder()
@@ -243,5 +243,17 @@ async fn a_handler_states_lifetimes_without_header_text() -> Result<(), Box<dyn 
     }
     sleep(Duration::from_secs(330)).await;
     assert_eq!(requests::get(&app, "/report").await.remark(), "hit; ttl=-30");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stored_response_without_a_tag_gets_one() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().http(HttpPolicy::default().etag(true)).build()?;
+    let app = Router::new().route("/report", get(report)).layer(guard(policy.to_builder())?);
+    let tag = "W/\"6478d44cbd73f9e5e65bca36073993d6\"";
+    let seen = requests::get(&app, "/report").await;
+    assert_eq!((seen.status, seen.header("etag")), (200, tag));
+    let seen = requests::send(&app, "GET", "/report", &[("if-none-match", tag)]).await;
+    assert_eq!((seen.status, seen.header("etag"), seen.remark()), (304, tag, "hit; ttl=300"));
     Ok(())
 }

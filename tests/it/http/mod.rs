@@ -19,6 +19,7 @@ mod costs;
 mod credentials;
 mod directives;
 mod encodings;
+mod etags;
 mod failures;
 #[cfg(feature = "redis")]
 mod fleet;
