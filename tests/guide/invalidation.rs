@@ -255,6 +255,43 @@ async fn over_http() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Creates an article. No response names its URI, so the tag reaches the list, the searches and an earlier 404.
+async fn publish(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
+    shop.guard.invalidate_tag("articles").await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Creates the article `x`, and names its URI.
+async fn create() -> (StatusCode, [(&'static str, &'static str); 1]) {
+    (StatusCode::CREATED, [("location", "/articles/x")])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_creation_invalidates_its_uri_and_location_and_a_tag_the_rest() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().tags(["articles"]).build()?;
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let shop = Shop { guard: guard.clone(), db: Database::default() };
+    let app = Router::new()
+        .route("/articles", get(|| async { "a list" }).post(create))
+        .route("/articles/{id}", get(|| async { StatusCode::NOT_FOUND }))
+        .route("/search", get(|| async { "matches" }))
+        .route("/publish", post(publish))
+        .layer(guard)
+        .with_state(shop);
+    let all = ["/articles", "/articles/x", "/articles/y", "/search?q=x"];
+    for (path, status, invalidated) in [("/articles", 201, &all[..2]), ("/publish", 202, &all[..])] {
+        for path in all {
+            requests::get(&app, path).await;
+            assert!(requests::get(&app, path).await.is_hit(), "{path}");
+        }
+        assert_eq!(send(&app, "POST", path, &[]).await.status, status);
+        for path in all {
+            assert_eq!(!requests::get(&app, path).await.is_hit(), invalidated.contains(&path), "{path}");
+        }
+    }
+    Ok(())
+}
+
 async fn forget(guard: StampedeGuard) -> Result<(), Box<dyn Error>> {
     let request = Request::get("/report/7").header("host", "shop.example").body(())?; // as clients send it
     if let Some(key) = guard.http_key(&request) {
