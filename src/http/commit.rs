@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::answer::{CacheStatus, Fwd, VariantSlot, set_forwarded_status};
 use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
+use super::hold_back::HELD_BACK;
 use super::side_commit::SideCommit;
 use super::stored::{VariantId, is_replayable, is_storable};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
@@ -53,6 +54,8 @@ pub(super) struct ResponseCommit {
     pub(crate) target: Option<Uri>,
     /// Why the request was forwarded.
     pub(crate) fwd: Fwd,
+    /// Whether the response is the guard's, because loads of the resource are held back.
+    pub(crate) is_held_back: bool,
     /// The time from the request to the head.
     pub(crate) delay: Duration,
     /// When the head was received, by the wall clock.
@@ -423,6 +426,7 @@ impl ResponseCommit {
 
     fn status(&self, candidate: &StoreCandidate) -> CacheStatus {
         let detail = match (self.mode, candidate.ttl()) {
+            _ if self.is_held_back => Some(HELD_BACK),
             (LeaseState::Unleased, _) => Some("uncoordinated"),
             (LeaseState::Leased | LeaseState::Alone, _) if candidate.is_too_old => Some(Rule::TooOld.token()),
             (LeaseState::Leased | LeaseState::Alone, None) => Some("not-stored"),

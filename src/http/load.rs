@@ -15,6 +15,7 @@ use super::answer::{
 use super::body::GuardedBody;
 use super::candidate::{StoredResponseToReplace, head_of};
 use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, ResponseCommit};
+use super::hold_back::{held_back, held_response, hold_back};
 use super::side_commit::SideCommit;
 use super::stored::{ResponseMeta, StoredResponse};
 use super::upstream::{UpstreamBody, UpstreamError, UpstreamRequest, UpstreamResponse};
@@ -66,6 +67,7 @@ pub(super) fn loader(
             method: Method::GET,
             target: None,
             fwd: Fwd::MISS,
+            is_held_back: false,
             delay: Duration::ZERO,
             now: SystemTime::now(),
             client: Some(client),
@@ -108,21 +110,41 @@ fn count_error<B>(policy: &Policy, response: &Response<B>) {
 impl ResponseCommit {
     /// Loads for all requests that wait for the response. `until` bounds the time in which the body is read for them.
     async fn load(mut self, request: UpstreamRequest, until: Instant) -> LoadOutput {
-        let (response, is_contradicted) = self.forward(request).await;
+        let may_hold_back = !self.policy.http.retry_after.is_zero();
+        // Boxed, here and below: the future of a load has no room for what few policies have.
+        let held_back = match may_hold_back {
+            true => Box::pin(held_back(&self.state, &self.policy, &self.load_request.resource)).await,
+            false => None,
+        };
+        self.is_held_back = held_back.is_some();
+        let (response, is_contradicted) = match held_back {
+            Some(left) => (Ok(held_response(left)), false),
+            None => self.forward(request).await,
+        };
         let response = match response {
             Ok(response) => response,
             Err(error) => return self.fail(error).await,
         };
-        let (end, status) = (end_of(response.status()), response.status());
+        let status = response.status();
+        // A load that is held back says nothing about the origin's capacity.
+        let end = if self.is_held_back { LoadEnd::Refused } else { end_of(status) };
+        if status == StatusCode::SERVICE_UNAVAILABLE && may_hold_back && !self.is_held_back {
+            let resource = &self.load_request.resource;
+            Box::pin(hold_back(&self.state, &self.policy, resource, response.headers(), self.now)).await;
+        }
         if self.stands_in(LoadFailure::Status(status.as_u16())) {
-            self.load_request.state().progress = Progress::Refused(status);
+            if !self.is_held_back {
+                self.load_request.state().progress = Progress::Refused(status);
+            }
             self.side_commit.leave().await;
             let failure = Failure::with_text(format!("the inner service answered {status}"));
             let rest = retry_after(response.headers(), self.now).unwrap_or_default();
             let failed = LoadResult::Failed { failure, before: self.errors_until() };
             return LoadOutput { end, rest, ..failed.into() };
         }
-        count_error(&self.policy, &response);
+        if !self.is_held_back {
+            count_error(&self.policy, &response);
+        }
         let stands_in = self.stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
         // If the generation is unknown, do not store the response: under the earlier generation it would hide the other variants,
         // or make invalidated variants findable again.

@@ -284,6 +284,7 @@ mod explain;
 #[cfg(any(test, fuzzing))]
 #[path = "../../tests/unit/http/fuzzed.rs"]
 pub(crate) mod fuzzed;
+mod hold_back;
 mod load;
 #[cfg(feature = "reqwest")]
 pub mod reqwest;

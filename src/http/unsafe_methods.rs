@@ -93,6 +93,7 @@ impl UpstreamRequest {
             method: Method::POST,
             target: Some(target),
             fwd: Fwd::METHOD,
+            is_held_back: false,
             delay: sent_at.elapsed(),
             now: SystemTime::now(),
             client: Some(client),

@@ -71,6 +71,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("max_variants", max_variants),
     setting!("stale_on_disconnect", stale_on_disconnect),
     setting!("validate_within", validate_within),
+    setting!("retry_after", retry_after),
     setting!("key", "a file can not hold a function: set it in code, by HttpPolicy::key"),
     setting!(
         "personal_extension",

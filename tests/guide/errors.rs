@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
+use stampede_guard::http::HttpPolicy;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
 use crate::requests;
@@ -268,6 +269,23 @@ async fn statuses_over_http() -> Result<(), Box<dyn Error>> {
         let seen = requests::get(&app, path).await;
         assert_eq!((seen.status, seen.remark(), seen.header("retry-after")), (status, remark, "1"));
         assert_eq!(seen.header("cache-control"), "no-store");
+    }
+    Ok(())
+}
+
+/// A pause that the origin asks for.
+#[tokio::test(start_paused = true)]
+async fn an_origin_asks_for_a_pause() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().retry_after(Duration::from_secs(60));
+    let policy = Policy::builder().http(http).build()?;
+    let busy = || async { (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "10")]) };
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let app = Router::new().route("/report", get(busy)).layer(guard);
+    for (left, detail) in [("10", "not-stored"), ("7", "retry-after"), ("4", "retry-after")] {
+        let seen = requests::get(&app, "/report").await;
+        assert_eq!((seen.status, seen.header("retry-after")), (503, left));
+        assert_eq!(seen.remark(), format!("fwd=uri-miss; detail={detail}"));
+        tokio::time::sleep(Duration::from_secs(3)).await;
     }
     Ok(())
 }

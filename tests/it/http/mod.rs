@@ -48,6 +48,7 @@ mod remarks;
 #[cfg(feature = "reqwest")]
 mod reqwest;
 mod response_extensions;
+mod retry_after;
 mod rows;
 mod safety;
 mod sockets;
