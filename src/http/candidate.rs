@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::{CONTENT_RANGE, DATE, HeaderMap, RETRY_AFTER};
+use http::header::{CONTENT_RANGE, DATE, ETAG, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::response::Parts;
 use http::{Response, StatusCode, Version};
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::body::SharedBody;
 use super::stored::{ResponseMeta, StoredResponse, VariantId};
 use crate::http_rules::conditional::{
-    Part, freshened, has_validator, is_about, is_same_representation, join,
+    Part, digest_tag, freshened, has_validator, is_about, is_same_representation, join,
 };
 use crate::http_rules::fields::{is_encoded, remove_content_digests};
 use crate::http_rules::freshness::{StaleWindows, is_failure};
@@ -38,7 +38,11 @@ pub(crate) struct StoredResponseToReplace {
 impl StoredResponseToReplace {
     pub(crate) fn of(entry: Entry, now: u64) -> Option<Self> {
         let (meta, at) = ResponseMeta::of(&entry)?;
-        let response = StoredResponse::decode(&entry.payload, at)?;
+        let mut response = StoredResponse::decode(&entry.payload, at)?;
+        if meta.has_digest_tag {
+            // The guard's own tag is no validator of the inner service, which would compare it with the tags that it sends.
+            response.headers.remove(ETAG);
+        }
         let is_served = entry.serves(now).is_at_once() || entry.expiry.stands_in(now);
         Some(Self { entry, meta, response, is_served })
     }
@@ -73,6 +77,7 @@ pub(crate) struct StoreCandidate {
     variant: Option<Box<VariantId>>,
     /// The tags that it has besides the policy's.
     pub(crate) tags: Vec<Key>,
+    has_digest_tag: bool,
     /// Whether it was already older than its stated lifetime when its head was received.
     pub(crate) is_too_old: bool,
     /// The response's age when its head was received (RFC 9111, 4.2.3).
@@ -119,8 +124,9 @@ impl StoreCandidate {
         now: SystemTime,
     ) -> Self {
         let head = head_of(head.status, head.version, head.headers.clone());
-        let (is_too_old, came) = (false, Instant::now());
-        Self { head, storing: None, says_shared, variant, tags: Vec::new(), is_too_old, age, came, now }
+        let (is_too_old, has_digest_tag, tags) = (false, false, Vec::new());
+        let came = Instant::now();
+        Self { head, storing: None, says_shared, variant, tags, has_digest_tag, is_too_old, age, came, now }
     }
 
     /// For how many seconds it is fresh; `None` if it is not stored.
@@ -166,7 +172,10 @@ impl StoreCandidate {
         let age = self.age.saturating_add(self.came.elapsed());
         let meta = ResponseMeta::shared_only(self.says_shared, age, variant);
         match &self.storing {
-            Some(storing) => ResponseMeta { terms: storing.terms, ..meta },
+            Some(storing) => {
+                let stated = storing.stated.clone();
+                ResponseMeta { terms: storing.terms, stated, has_digest_tag: self.has_digest_tag, ..meta }
+            }
             None => meta,
         }
     }
@@ -174,6 +183,19 @@ impl StoreCandidate {
     /// Makes it a response that is shared with waiters only, and not stored.
     pub(crate) fn not_stored(&mut self) {
         self.storing = None;
+    }
+
+    /// Adds the guard's tag to a whole 200 without one, if the policy says so. Returns it for the client of the load, which may still
+    /// wait for its head.
+    pub(crate) fn add_digest_tag(&mut self, body: &[u8], policy: &Policy) -> Option<HeaderValue> {
+        let is_whole = self.storing.as_ref().is_some_and(|storing| storing.part.is_none());
+        let is_due = policy.http.etag && is_whole && self.head.status == StatusCode::OK;
+        if !is_due || self.head.headers.contains_key(ETAG) {
+            return None;
+        }
+        let tag = digest_tag(&self.head.headers, body)?;
+        self.has_digest_tag = self.head.headers.try_insert(ETAG, tag.clone()).is_ok();
+        self.has_digest_tag.then_some(tag)
     }
 
     /// Makes the load's result from the complete body. If it is a part that neither joins the stored one nor may
@@ -214,6 +236,7 @@ impl StoreCandidate {
             storing.terms.stale.if_error = Duration::ZERO;
             storing.terms.stale.on_disconnect = Duration::ZERO;
         }
+        self.add_digest_tag(&body, policy);
         let variant = self.variant.take();
         let meta = ResponseMeta { part, ..self.meta(variant) };
         let stored = StoredResponse::new(&self.head, self.now, body, trailers);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::header::HeaderMap;
+use http::header::{ETAG, HeaderMap, HeaderValue};
 use http::response::Parts;
 use http::{Method, Response, StatusCode, Uri};
 use http_body::SizeHint;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::answer::{CacheStatus, Fwd, VariantSlot, set_forwarded_status};
 use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
+use super::hold_back::HELD_BACK;
 use super::side_commit::SideCommit;
 use super::stored::{VariantId, is_replayable, is_storable};
 use super::tags::CacheTagger;
@@ -25,6 +26,7 @@ use super::upstream::{UpstreamBody, UpstreamError};
 use crate::error::{Error, Failure};
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{is_not_modified, not_modified};
 use crate::http_rules::fields::{content_length, least_length};
 use crate::http_rules::freshness::{Subject, corrected_initial_age, is_failure, is_reload, is_unstorable};
@@ -53,6 +55,8 @@ pub(super) struct ResponseCommit {
     pub(crate) target: Option<Uri>,
     /// Why the request was forwarded.
     pub(crate) fwd: Fwd,
+    /// Whether the response is the guard's, because loads of the resource are held back.
+    pub(crate) is_held_back: bool,
     /// The time from the request to the head.
     pub(crate) delay: Duration,
     /// When the head was received, by the wall clock.
@@ -75,6 +79,7 @@ impl ResponseCommit {
             headers: &head.headers,
             body,
             do_not_store: head.extensions.get::<DoNotStore>().is_some(),
+            terms: head.extensions.get().copied().unwrap_or_default(),
             delay: self.delay,
             now: self.now,
         };
@@ -270,8 +275,10 @@ impl ResponseCommit {
         }
         let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
         if own.is_none() && ends_with_head && (body.has_ended() || has_no_content(status)) {
-            let result = self.store(candidate, Bytes::new(), None, status).await;
+            let tag = candidate.add_digest_tag(&[], &self.policy);
             let whole = Response::from_parts(head, GuardedBody::passed(body));
+            let whole = self.with_digest_tag(whole, tag);
+            let result = self.store(candidate, Bytes::new(), None, status).await;
             return self.after_commit(result, move |commit| commit.answer(Some(whole), cache_status));
         }
         // Announce a response to waiters before its end only if its flight sees every invalidation meanwhile. An
@@ -312,12 +319,14 @@ impl ResponseCommit {
         mut self,
         teed: Teed,
         unsent: Option<Response<GuardedBody>>,
-        candidate: StoreCandidate,
+        mut candidate: StoreCandidate,
         status: StatusCode,
         cache_status: CacheStatus,
     ) -> LoadOutput {
         match teed {
             Teed::Whole { body, trailers, finish } => {
+                let tag = candidate.add_digest_tag(&body, &self.policy);
+                let unsent = unsent.map(|unsent| self.with_digest_tag(unsent, tag));
                 let result = self.store(candidate, body, trailers, status).await;
                 self.after_commit(result, move |commit| {
                     // Release the end first: as soon as the client's task has the head, it writes all available data.
@@ -353,7 +362,7 @@ impl ResponseCommit {
     async fn refuse(
         mut self,
         rule: Rule,
-        head: Parts,
+        mut head: Parts,
         body: UpstreamBody,
         expected: Option<u64>,
     ) -> LoadOutput {
@@ -368,12 +377,31 @@ impl ResponseCommit {
             self.delivery.refuse_waiters();
         }
         self.side_commit.leave().await;
+        if matches!(rule, Rule::Authorization | Rule::Cookie | Rule::SetCookie) {
+            CacheTerms::restrict(&mut head);
+        }
         let own = match self.own(&head) {
             Some(own) => Response::from_parts(own, GuardedBody::default()),
             None => Response::from_parts(head, GuardedBody::passed(body)),
         };
         self.answer(Some(own), CacheStatus::unstored(self.fwd, Some(rule.token())));
         result.into()
+    }
+
+    /// The response of the load's own client with the guard's tag: a 304, if the client has that representation.
+    fn with_digest_tag(
+        &self,
+        response: Response<GuardedBody>,
+        tag: Option<HeaderValue>,
+    ) -> Response<GuardedBody> {
+        let (mut head, body) = response.into_parts();
+        if let Some(tag) = tag.filter(|_| head.status == StatusCode::OK) {
+            let _ = head.headers.try_insert(ETAG, tag);
+            if let Some(own) = self.own(&head) {
+                return Response::from_parts(own, GuardedBody::default());
+            }
+        }
+        Response::from_parts(head, body)
     }
 
     /// The result of a complete response, which a side commit stores under its own key.
@@ -414,6 +442,7 @@ impl ResponseCommit {
 
     fn status(&self, candidate: &StoreCandidate) -> CacheStatus {
         let detail = match (self.mode, candidate.ttl()) {
+            _ if self.is_held_back => Some(HELD_BACK),
             (LeaseState::Unleased, _) => Some("uncoordinated"),
             (LeaseState::Leased | LeaseState::Alone, _) if candidate.is_too_old => Some(Rule::TooOld.token()),
             (LeaseState::Leased | LeaseState::Alone, None) => Some("not-stored"),

@@ -33,6 +33,7 @@ use super::tee::has_no_content;
 use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamBody, UpstreamRequest};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::{Current, StampedeGuard};
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::remove_conditions;
 use crate::http_rules::key::{matched_route, sent_target};
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, is_zero};
@@ -145,6 +146,13 @@ impl Exchange {
 struct PrecompiledFuture<F: Future> {
     future: F,
     poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
+}
+
+/// The answer to a request with credentials, which no cache on the way may share by the handler's terms.
+fn restricted(answer: Response<GuardedBody>) -> Response<GuardedBody> {
+    let (mut head, body) = answer.into_parts();
+    CacheTerms::restrict(&mut head);
+    Response::from_parts(head, body)
 }
 
 /// Adds the key to the answer's `Cache-Status`, if the policy exposes it.
@@ -297,6 +305,8 @@ impl LookUp {
 impl UpstreamRequest {
     /// Sends the request to the inner service without a look-up.
     fn forward(self, guard: StampedeGuard, why: Forward) -> BoxFuture<ClientAnswer> {
+        let is_for_one_user =
+            matches!(why, Forward::Forbidden(Rule::Credentials | Rule::Extension | Rule::KeyHook));
         let status = match why {
             Forward::SwitchedOff(key) => {
                 return Box::pin(async move {
@@ -324,7 +334,10 @@ impl UpstreamRequest {
                 Some(CacheStatus::bypass(rule.token()))
             }
         };
-        Box::pin(async move { self.pass(&guard, status).await })
+        Box::pin(async move {
+            let answer = self.pass(&guard, status).await?;
+            Ok(if is_for_one_user { restricted(answer) } else { answer })
+        })
     }
 
     /// Passes the request to the inner service.

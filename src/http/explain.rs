@@ -56,6 +56,7 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         headers,
         body: SizeHint::default(),
         do_not_store: response.extensions().get::<DoNotStore>().is_some(),
+        terms: response.extensions().get().copied().unwrap_or_default(),
         delay: Duration::ZERO,
         now: date(headers, &DATE, now).unwrap_or(now),
     };

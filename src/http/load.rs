@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use http::header::{HeaderMap, IF_RANGE, RANGE};
+use http::header::{ETAG, HeaderMap, IF_RANGE, RANGE};
 use http::{Method, Response, StatusCode};
 use http_body::SizeHint;
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use super::answer::{
 use super::body::GuardedBody;
 use super::candidate::{StoredResponseToReplace, head_of};
 use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, ResponseCommit};
+use super::hold_back::{held_back, held_response, hold_back};
 use super::side_commit::SideCommit;
 use super::stored::{ResponseMeta, StoredResponse};
 use super::tags::{CacheTagger, own_tags};
@@ -23,9 +24,11 @@ use crate::error::Failure;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
 use crate::http_rules::Rule;
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, remove_conditions};
 use crate::http_rules::fields::retry_after;
 use crate::http_rules::freshness::{LoadFailure, corrected_initial_age, instead_of};
+use crate::key::Key;
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader, OwnAnswer};
 use crate::observe::{Count, Outcome, failure_text};
 use crate::policy::Policy;
@@ -66,6 +69,7 @@ pub(super) fn loader(
             method: Method::GET,
             target: None,
             fwd: Fwd::MISS,
+            is_held_back: false,
             delay: Duration::ZERO,
             now: SystemTime::now(),
             client: Some(client),
@@ -109,21 +113,41 @@ fn count_error<B>(policy: &Policy, response: &Response<B>) {
 impl ResponseCommit {
     /// Loads for all requests that wait for the response. `until` bounds the time in which the body is read for them.
     async fn load(mut self, request: UpstreamRequest, until: Instant) -> LoadOutput {
-        let (response, is_contradicted) = self.forward(request).await;
+        let may_hold_back = !self.policy.http.retry_after.is_zero();
+        // Boxed, here and below: the future of a load has no room for what few policies have.
+        let held_back = match may_hold_back {
+            true => Box::pin(held_back(&self.state, &self.policy, &self.load_request.resource)).await,
+            false => None,
+        };
+        self.is_held_back = held_back.is_some();
+        let (response, is_contradicted) = match held_back {
+            Some(left) => (Ok(held_response(left)), false),
+            None => self.forward(request).await,
+        };
         let response = match response {
             Ok(response) => response,
             Err(error) => return self.fail(error).await,
         };
-        let (end, status) = (end_of(response.status()), response.status());
+        let status = response.status();
+        // A load that is held back says nothing about the origin's capacity.
+        let end = if self.is_held_back { LoadEnd::Refused } else { end_of(status) };
+        if status == StatusCode::SERVICE_UNAVAILABLE && may_hold_back && !self.is_held_back {
+            let resource = &self.load_request.resource;
+            Box::pin(hold_back(&self.state, &self.policy, resource, response.headers(), self.now)).await;
+        }
         if self.stands_in(LoadFailure::Status(status.as_u16())) {
-            self.load_request.state().progress = Progress::Refused(status);
+            if !self.is_held_back {
+                self.load_request.state().progress = Progress::Refused(status);
+            }
             self.side_commit.leave().await;
             let failure = Failure::with_text(format!("the inner service answered {status}"));
             let rest = retry_after(response.headers(), self.now).unwrap_or_default();
             let failed = LoadResult::Failed { failure, before: self.errors_until() };
             return LoadOutput { end, rest, ..failed.into() };
         }
-        count_error(&self.policy, &response);
+        if !self.is_held_back {
+            count_error(&self.policy, &response);
+        }
         let stands_in = self.stands_in(LoadFailure::Status(StatusCode::BAD_GATEWAY.as_u16()));
         // If the generation is unknown, do not store the response: under the earlier generation it would hide the other variants,
         // or make invalidated variants findable again.
@@ -256,6 +280,14 @@ impl ResponseCommit {
         }
     }
 
+    /// The tags that the stored response has besides the policy's.
+    fn previous_tags(&self) -> Vec<Key> {
+        let Self { state, policy, load_request, previous, .. } = self;
+        previous.as_ref().map_or_else(Vec::new, |previous| {
+            own_tags(&previous.entry, state, policy, &load_request.resource)
+        })
+    }
+
     /// Handles a 304 that confirms the stored response (RFC 9111, 4.3.4): updates its head by that of the 304, stores it again, and
     /// answers with it.
     async fn validated(
@@ -267,6 +299,10 @@ impl ResponseCommit {
         let mut head = head_of(status, version, freshened(&headers, confirmation.headers()));
         // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
         head.extensions.extend(std::mem::take(confirmation.extensions_mut()));
+        let stated = self.previous.as_ref().and_then(|previous| previous.meta.stated.as_deref());
+        if let (Some(stated), None) = (stated, head.extensions.get::<CacheTerms>()) {
+            head.extensions.insert(*stated);
+        }
         let candidate = self.candidate(&head, SizeHint::with_exact(body.len() as u64));
         let is_too_old = candidate.as_ref().is_ok_and(|candidate| candidate.is_too_old);
         let trailers = trailers.map(|trailers| *trailers);
@@ -275,9 +311,11 @@ impl ResponseCommit {
                 self.invalidate_if_names_changed(&mut candidate).await;
                 let ttl = candidate.ttl();
                 let unstored = self.unstored(status);
-                if let (true, Some(previous)) = (candidate.tags.is_empty(), &self.previous) {
-                    let Self { state, policy, load_request, .. } = &self;
-                    candidate.tags = own_tags(&previous.entry, state, policy, &load_request.resource);
+                if candidate.tags.is_empty() {
+                    candidate.tags = self.previous_tags();
+                }
+                if let Some(tag) = candidate.add_digest_tag(&body, &self.policy) {
+                    head.headers.insert(ETAG, tag);
                 }
                 let result = candidate.finish(body.clone(), trailers.clone(), None, unstored, &self.policy);
                 (ttl, self.side_commit.store(result, false).await)

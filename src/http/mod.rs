@@ -16,6 +16,7 @@
 //!   only to the client that requested it, even while others wait. A response that depends on anything else (a
 //!   header of your application, the peer's address) must say so: with `Vary`, `Cache-Control: private`, or
 //!   [`DoNotStore`].
+//! - A handler states lifetimes without header text by [`CacheTerms`], an extension of its response.
 //! - Variants (`Vary`) are stored side by side, and each is coalesced separately. Let all responses for one URI
 //!   name the same headers in `Vary` (RFC 9110, 12.5.5). A response that names only some of the known headers is
 //!   stored with the others; a response that names another header makes the stored ones unfindable.
@@ -285,6 +286,7 @@ mod explain;
 #[cfg(any(test, fuzzing))]
 #[path = "../../tests/unit/http/fuzzed.rs"]
 pub(crate) mod fuzzed;
+mod hold_back;
 mod load;
 #[cfg(feature = "reqwest")]
 pub mod reqwest;
@@ -310,6 +312,7 @@ use crate::error::{Error, ErrorKind, InvalidationTarget};
 use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
 use crate::guard_state::retained::ChangeTarget;
+pub use crate::http_rules::cache_terms::CacheTerms;
 pub use crate::http_rules::key::cache_key;
 use crate::http_rules::key::normal_form;
 pub use crate::http_rules::query::TRACKING_PARAMETERS;

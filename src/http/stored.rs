@@ -22,6 +22,7 @@ use http::header::{CONTENT_LENGTH, DATE, HeaderMap, HeaderName, HeaderValue, SET
 use http::response::Parts;
 use http::{StatusCode, Version};
 
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::Part;
 use crate::http_rules::fields::{exact_number, is_hop_by_hop, say_length_once, storable};
 use crate::http_rules::freshness::{ReuseTerms, StaleWindows};
@@ -406,6 +407,8 @@ fn clamp(now: SystemTime) -> SystemTime {
 /// 44 part     8 8 8   first, last, length of the whole or MAX; only with PART
 ///    variant  8 32 2  generation, fingerprint, length of the names; names. Only with VARIES
 ///    language 32 1    fingerprint of the rest, length; language. Only with LANGUAGE
+///    more     1       bits. Only with MORE
+///    terms    8 8 8   ms as stated or MAX: fresh, while revalidated, on error. Only with the bit TERMS
 /// ```
 /// All integers are little-endian. Another layout has another number in the first byte.
 const FIXED: usize = 44;
@@ -417,6 +420,11 @@ const ON_REQUEST: u8 = 8;
 const PART: u8 = 16;
 const VARIES: u8 = 32;
 const LANGUAGE: u8 = 64;
+const MORE: u8 = 128;
+const TERMS: u8 = 1;
+const FOR_ONE_USER: u8 = 2;
+const HIDDEN: u8 = 4;
+const DIGEST_TAG: u8 = 8;
 
 /// The metadata that is stored with a response: its age, its terms, and which part and variant it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -428,6 +436,10 @@ pub(crate) struct ResponseMeta {
     pub(crate) part: Option<Part>,
     /// Boxed, because most resources have no variants.
     pub(crate) variant: Option<Box<VariantId>>,
+    /// The terms that the handler stated, if any: a 304 without terms leaves them as they are.
+    pub(crate) stated: Option<Box<CacheTerms>>,
+    /// Whether its `ETag` is the guard's, which the inner service does not know.
+    pub(crate) has_digest_tag: bool,
 }
 
 /// Identifies the response among its resource's variants.
@@ -450,7 +462,7 @@ impl ResponseMeta {
             immutable: false,
             says_shared,
         };
-        Self { terms, age, part: None, variant }
+        Self { terms, age, part: None, variant, stated: None, has_digest_tag: false }
     }
 
     /// Whether the response is the variant for a request with these headers.
@@ -486,6 +498,7 @@ impl ResponseMeta {
             (PART, self.part.is_some()),
             (VARIES, self.variant.is_some()),
             (LANGUAGE, language.is_some()),
+            (MORE, self.stated.is_some() || self.has_digest_tag),
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
@@ -512,9 +525,30 @@ impl ResponseMeta {
             out.put_u8(u8::try_from(language.len()).ok()?);
             out.put_slice(language.as_bytes());
         }
+        self.encode_more(out);
         let length = u16::try_from(out.len() - start).ok()?;
         out[start + 2..start + 4].copy_from_slice(&length.to_le_bytes());
         Some(())
+    }
+
+    /// Writes what only few responses have, if this one has any of it.
+    fn encode_more(&self, out: &mut BytesMut) {
+        let stated = self.stated.as_deref();
+        let bits = [
+            (TERMS, stated.is_some()),
+            (FOR_ONE_USER, stated.is_some_and(|stated| stated.is_for_one_user)),
+            (HIDDEN, stated.is_some_and(|stated| stated.is_hidden)),
+            (DIGEST_TAG, self.has_digest_tag),
+        ];
+        let bits: u8 = bits.iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum();
+        if bits != 0 {
+            out.put_u8(bits);
+        }
+        if let Some(CacheTerms { fresh_for, stale_while_revalidate, stale_if_error, .. }) = stated {
+            for time in [fresh_for, stale_while_revalidate, stale_if_error] {
+                out.put_u64_le(time.map_or(u64::MAX, ms));
+            }
+        }
     }
 
     /// The metadata of an entry that is a response, and the offset of the response.
@@ -541,6 +575,9 @@ impl ResponseMeta {
             StaleWindows { while_revalidate, if_error, on_disconnect, on_request: flags & ON_REQUEST != 0 };
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
         let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
+        let [more] = if flags & MORE == 0 { [0] } else { fields.array()? };
+        let stated = if more & TERMS == 0 { None } else { Some(Box::new(fields.stated(more)?)) };
+        let has_digest_tag = more & DIGEST_TAG != 0;
         let terms = ReuseTerms {
             lifetime,
             stale,
@@ -548,7 +585,7 @@ impl ResponseMeta {
             immutable: flags & IMMUTABLE != 0,
             says_shared: flags & SAYS_SHARED != 0,
         };
-        fields.0.is_empty().then_some((Self { terms, age, part, variant }, length))
+        fields.0.is_empty().then_some((Self { terms, age, part, variant, stated, has_digest_tag }, length))
     }
 }
 
@@ -581,6 +618,18 @@ impl<'a> MetaFields<'a> {
         let (first, last, complete) = (self.u64()?, self.u64()?, self.u64()?);
         let complete = Some(complete).filter(|&complete| complete != u64::MAX);
         Part::new(first, last, complete)
+    }
+
+    fn stated(&mut self, bits: u8) -> Option<CacheTerms> {
+        let mut time = || Some(Some(self.u64()?).filter(|&ms| ms != u64::MAX).map(Duration::from_millis));
+        Some(CacheTerms {
+            fresh_for: time()?,
+            stale_while_revalidate: time()?,
+            stale_if_error: time()?,
+            is_for_one_user: bits & FOR_ONE_USER != 0,
+            is_hidden: bits & HIDDEN != 0,
+            ..CacheTerms::default()
+        })
     }
 
     fn variant(&mut self, has_language: bool) -> Option<Box<VariantId>> {

@@ -30,6 +30,7 @@ use crate::guard::StampedeGuard;
 use crate::guard::invalidation::Invalidation;
 use crate::guard::load::Times;
 use crate::guard_state::GuardState;
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{HeadUpdate, freshened, head_update};
 use crate::http_rules::request::{ChangedResources, ConsideredRequest, RequestDemands, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, Verdict, classify};
@@ -93,6 +94,7 @@ impl UpstreamRequest {
             method: Method::POST,
             target: Some(target),
             fwd: Fwd::METHOD,
+            is_held_back: false,
             delay: sent_at.elapsed(),
             now: SystemTime::now(),
             client: Some(client),
@@ -170,7 +172,8 @@ async fn update_by_head(
     let (state, policy) = guard.parts();
     let (now, rules) = (SystemTime::now(), ResponseRules::of(policy));
     let (status, headers) = (head.status, &head.headers);
-    let do_not_store = head.extensions.get::<DoNotStore>().is_some();
+    let terms: Option<CacheTerms> = head.extensions.get().copied();
+    let stated = terms.or_else(|| stored.meta.stated.as_deref().copied()).unwrap_or_default();
     let StoredResponse { status: stored_status, version, headers: stored_headers, body, trailers } =
         stored.response;
     // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.
@@ -179,28 +182,23 @@ async fn update_by_head(
         has_cookie: demands.has_cookie,
         ..RequestDemands::default()
     };
-    let request_headers = &HeaderMap::new();
-    let verdict_on = |status, headers| {
-        let (method, target, delay) = (&Method::GET, None, sent_at.elapsed());
+    let exchange = RequestResponse {
+        method: &Method::GET,
+        target: None,
+        demands,
+        request_headers: &HeaderMap::new(),
+        status,
+        headers,
         // The stored body is whole.
-        let body = SizeHint::with_exact(body.len() as u64);
-        let exchange = RequestResponse {
-            method,
-            target,
-            demands,
-            request_headers,
-            status,
-            headers,
-            body,
-            do_not_store,
-            delay,
-            now,
-        };
-        classify(&exchange, &rules)
+        body: SizeHint::with_exact(body.len() as u64),
+        do_not_store: head.extensions.get::<DoNotStore>().is_some(),
+        terms: terms.unwrap_or_default(),
+        delay: sent_at.elapsed(),
+        now,
     };
     let invalidate = || send_invalidation(guard, guard.invalidation().key(key.cache_key(&state.namespace)));
     if (demands.has_credentials() || status == StatusCode::OK)
-        && matches!(verdict_on(status, headers), Verdict::Private(_))
+        && matches!(classify(&exchange, &rules), Verdict::Private(_))
     {
         // To a request with credentials, a private response is no evidence about the shared one. To any other, a GET would be
         // answered with the same head (RFC 9110, 9.3.2), which must not be stored.
@@ -215,7 +213,9 @@ async fn update_by_head(
         HeadUpdate::Invalidate => invalidate().await,
         HeadUpdate::Freshen => {
             let head = head_of(stored_status, version, freshened(&stored_headers, headers));
-            if let Verdict::Store(storing) = verdict_on(head.status, &head.headers)
+            let confirmed =
+                RequestResponse { status: head.status, headers: &head.headers, terms: stated, ..exchange };
+            if let Verdict::Store(storing) = classify(&confirmed, &rules)
                 && storing.vary == Vary::Nothing
             {
                 let mut candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);

@@ -14,6 +14,8 @@ use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tower_service::Service;
 
+use crate::http_rules::cache_terms::CacheTerms;
+
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -97,7 +99,11 @@ where
             // Keep this handle until the response is there: dropping the last handle of a service may end its worker.
             drop(service);
             match response {
-                Ok(response) => Ok(response.map(|body| Box::pin(body) as UpstreamBody)),
+                Ok(response) => {
+                    let (mut head, body) = response.into_parts();
+                    CacheTerms::announce(&mut head);
+                    Ok(Response::from_parts(head, Box::pin(body) as UpstreamBody))
+                }
                 Err(error) => Err(UpstreamError::new(error)),
             }
         })

@@ -21,12 +21,14 @@ use http::header::{
     LAST_MODIFIED, RANGE,
 };
 use http::{StatusCode, header};
+use sha2::{Digest as _, Sha256};
 
 use super::cache_control::CDN_CACHE_CONTROL;
 use super::fields::{
-    CONTENT_DIGEST, content_length, date, is_content_digest, is_of_this_hop, members, number, parse_date,
-    remove_content_digests, single, split_once,
+    CONTENT_DIGEST, content_length, date, is_content_digest, is_encoded, is_of_this_hop, members, number,
+    parse_date, remove_content_digests, single, split_once,
 };
+use super::vary::Fingerprint;
 
 /// Whether a response can be validated: it has an entity tag, or a valid `Last-Modified`.
 pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
@@ -36,6 +38,25 @@ pub(crate) fn has_validator(response: &HeaderMap, now: SystemTime) -> bool {
 /// The entity tag of a response; `None` if it has no tag, an empty one, or several.
 fn etag(response: &HeaderMap) -> Option<&HeaderValue> {
     single(response, &ETAG).filter(|line| !line.is_empty())
+}
+
+/// A tag for a whole response without one: the digest of its content, and of the fields that tell representations of one resource apart,
+/// because a tag belongs to one representation (RFC 9110, 8.8.1).
+///
+/// Strong only if the content is coded: no layer between the guard and the client changes its bytes any more. Content without a coding
+/// may be compressed there, and a client that combined parts of both by a strong tag would have neither (RFC 9110, 8.8.3.3).
+pub(crate) fn digest_tag(headers: &HeaderMap, content: &[u8]) -> Option<HeaderValue> {
+    let mut digest = Sha256::new();
+    for name in [CONTENT_TYPE, CONTENT_ENCODING, header::CONTENT_LANGUAGE] {
+        for line in headers.get_all(name) {
+            digest.update(line);
+            digest.update(b"\n");
+        }
+        digest.update(b"\n");
+    }
+    digest.update(content);
+    let weak = if is_encoded(headers) { "" } else { "W/" };
+    HeaderValue::try_from(format!("{weak}\"{}\"", Fingerprint(digest.finalize().into()).half())).ok()
 }
 
 /// Removes the conditions for the client's own copy from a request with a shared response: a 304 to them would be

@@ -78,6 +78,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("path_tags", path_tags),
     setting!("cache_groups", cache_groups),
     setting!("answer_info", answer_info),
+    setting!("etag", etag),
     setting!("default_lifetime", default_lifetime),
     setting!("heuristic_freshness", heuristic_freshness),
     Setting {
@@ -88,6 +89,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("max_variants", max_variants),
     setting!("stale_on_disconnect", stale_on_disconnect),
     setting!("validate_within", validate_within),
+    setting!("retry_after", retry_after),
     setting!("key", "a file can not hold a function: set it in code, by HttpPolicy::key"),
     setting!(
         "personal_extension",

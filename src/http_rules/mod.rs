@@ -4,6 +4,7 @@
 //! and `explain`.
 
 pub(crate) mod cache_control;
+pub(crate) mod cache_terms;
 pub(crate) mod conditional;
 pub(crate) mod fields;
 #[cfg(feature = "serde")]
@@ -77,6 +78,8 @@ rules! {
 
     // Rules of responses: why a response is not shared.
     DoNotStore: "do-not-store", "the response's DoNotStore extension";
+    /// The handler's terms: why the response is not shared, or for how long it is stored.
+    CacheTerms: "cache-terms", "the response's CacheTerms extension";
     NoStore: "no-store", "RFC 9111, 5.2.2.5";
     Private: "private", "RFC 9111, 5.2.2.7";
     /// The response must be validated before each use, and has no validator.

@@ -8,6 +8,7 @@ use http_body::SizeHint;
 
 use super::Rule;
 use super::cache_control::{CDN_CACHE_CONTROL, CacheControl, DirectiveScope, targeted};
+use super::cache_terms::CacheTerms;
 use super::conditional::{Part, has_validator};
 use super::fields::{Unsound, contains_token, content_length, least_length};
 use super::freshness::{
@@ -54,6 +55,8 @@ pub(crate) struct RequestResponse<'a> {
     pub(crate) body: SizeHint,
     /// The response has a [`DoNotStore`] extension.
     pub(crate) do_not_store: bool,
+    /// The response's [`CacheTerms`] extension; the default without one.
+    pub(crate) terms: CacheTerms,
     /// The time from the request to this head (RFC 9111, 4.2.3, `response_delay`).
     pub(crate) delay: Duration,
     /// When this head was received, by the wall clock.
@@ -105,6 +108,8 @@ pub(crate) struct StoreDecision {
     pub(crate) left_out: Vec<HeaderName>,
     /// The rule that determined its lifetime.
     pub(crate) rule: Rule,
+    /// The terms that the handler stated, for the validations that follow. Boxed, because most responses have none.
+    pub(crate) stated: Option<Box<CacheTerms>>,
 }
 
 impl StoreDecision {
@@ -127,7 +132,7 @@ pub(crate) fn classify(exchange: &RequestResponse<'_>, rules: &ResponseRules) ->
     if is_encoded_by_chance(exchange.request_headers, exchange.headers) {
         return Verdict::Private(Rule::Coding);
     }
-    let directives = Directives::of(exchange.headers, &rules.http);
+    let directives = Directives::of(exchange.headers, &exchange.terms, &rules.http);
     let response = ClassifiedResponse { exchange, rules, http: &rules.http, directives };
     let forbidden = response.forbidden_by_directives().or_else(|| response.forbidden_by_fields());
     match forbidden.or_else(|| response.forbidden_by_status()) {
@@ -145,8 +150,10 @@ struct Directives {
 }
 
 impl Directives {
-    fn of(headers: &HeaderMap, http: &HttpPolicy) -> Self {
-        let general = CacheControl::parse(headers.get_all(header::CACHE_CONTROL));
+    fn of(headers: &HeaderMap, terms: &CacheTerms, http: &HttpPolicy) -> Self {
+        let mut general = CacheControl::parse(headers.get_all(header::CACHE_CONTROL));
+        // Only here: a targeted field is for caches such as this one, so what it forbids stays forbidden.
+        terms.replace_in(&mut general);
         let untargeted = Self { all: general.clone(), targeted: false, forbidden_by_target: false };
         if http.scope == CacheScope::Private || !headers.contains_key(CDN_CACHE_CONTROL) {
             return untargeted;
@@ -197,15 +204,17 @@ struct ClassifiedResponse<'a> {
 
 impl ClassifiedResponse<'_> {
     fn forbidden_by_directives(&self) -> Option<Rule> {
-        let RequestResponse { demands, status, do_not_store, .. } = *self.exchange;
+        let RequestResponse { demands, status, do_not_store, terms, .. } = *self.exchange;
         let (http, Directives { all, forbidden_by_target, .. }) = (self.http, &self.directives);
         let is_shared = http.scope == CacheScope::Shared;
-        let is_private =
-            all.private == DirectiveScope::Whole || (all.private.is_present() && !http.strict_rfc);
+        let is_private = terms.is_for_one_user
+            || all.private == DirectiveScope::Whole
+            || (all.private.is_present() && !http.strict_rfc);
         // RFC 9111, 5.2.2.3: caches that understand the status may store "even if no-store is present".
         let is_overridden = *forbidden_by_target || (all.must_understand && http.strict_rfc);
         [
             (do_not_store, Rule::DoNotStore),
+            (terms.do_not_store, Rule::CacheTerms),
             (all.must_understand && !is_understood(status), Rule::MustUnderstand),
             (all.no_store && !is_overridden, Rule::NoStore),
             (*forbidden_by_target, Rule::Targeted),
@@ -218,7 +227,7 @@ impl ClassifiedResponse<'_> {
     }
 
     fn forbidden_by_fields(&self) -> Option<Rule> {
-        let RequestResponse { headers, ref body, .. } = *self.exchange;
+        let RequestResponse { headers, ref body, terms, .. } = *self.exchange;
         let (http, all) = (self.http, &self.directives.all);
         if let Some(rule) = headers.iter().find_map(|(name, value)| match *name {
             // RFC 9111, 7.3 leaves it to `Cache-Control`; in practice a cookie is one user's.
@@ -228,9 +237,10 @@ impl ClassifiedResponse<'_> {
                 CredentialRule::IfSaid | CredentialRule::Never => Some(Rule::SetCookie),
             },
             // `Pragma` is not defined for responses, yet old frameworks write it to mean `no-cache` (RFC 9111, 5.4).
-            // `Cache-Control` overrides it.
+            // `Cache-Control` overrides it, and so do terms.
             header::PRAGMA => (!http.strict_rfc
                 && contains_token(value.as_bytes(), b"no-cache")
+                && terms.fresh_for.is_none()
                 && !headers.contains_key(header::CACHE_CONTROL))
             .then_some(Rule::Pragma),
             // A body of these types never ends, so waiters would wait for its end in vain.
@@ -255,7 +265,11 @@ impl ClassifiedResponse<'_> {
             {
                 let lifetime =
                     lifetime(headers, all, self.directives.targeted, http.scope, self.exchange.now);
-                (!matches!(lifetime, Lifetime::Named(1.., _))).then_some(Rule::EventStream)
+                let has_lifetime = match terms.fresh_for {
+                    Some(fresh_for) => !fresh_for.is_zero(),
+                    None => matches!(lifetime, Lifetime::Named(1.., _)),
+                };
+                (!has_lifetime).then_some(Rule::EventStream)
             }
             Ok(_) => None,
         }
@@ -316,7 +330,7 @@ impl ClassifiedResponse<'_> {
     /// The decision about a response that is stored, with `vary` and `left_out` still empty; otherwise the rule by which it is not
     /// stored.
     fn decision(&self) -> Result<StoreDecision, Rule> {
-        let RequestResponse { status, headers, now, .. } = *self.exchange;
+        let RequestResponse { status, headers, now, terms, .. } = *self.exchange;
         let (http, all) = (self.http, &self.directives.all);
         let revalidate_always =
             all.no_cache == DirectiveScope::Whole || (all.no_cache.is_present() && !http.strict_rfc);
@@ -328,6 +342,7 @@ impl ClassifiedResponse<'_> {
         }
         let (lifetime, rule) = self.stored_lifetime(revalidate_always)?;
         let stale = StaleWindows::of(all, revalidate_always, http);
+        let stale = if revalidate_always { stale } else { terms.windows(stale) };
         let beyond = if has_validator { http.validate_within } else { Duration::ZERO };
         let beyond = beyond.max(stale.while_revalidate).max(stale.if_error).max(stale.on_disconnect);
         let initial_age = self.exchange.initial_age();
@@ -336,10 +351,14 @@ impl ClassifiedResponse<'_> {
             keep_for: lifetime.saturating_sub(initial_age).saturating_add(beyond),
             vary: Vary::Nothing,
             has_validator,
-            says_stale: (all.stale_while_revalidate.is_some(), all.stale_if_error.is_some()),
+            says_stale: (
+                all.stale_while_revalidate.is_some() || terms.stale_while_revalidate.is_some(),
+                all.stale_if_error.is_some() || terms.stale_if_error.is_some(),
+            ),
             part: if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None },
             left_out: Vec::new(),
             rule: if revalidate_always { Rule::NoCache } else { rule },
+            stated: terms.as_option().map(Box::new),
             terms: ReuseTerms {
                 lifetime,
                 stale,
@@ -354,7 +373,11 @@ impl ClassifiedResponse<'_> {
     /// The lifetime with which a response is stored, and the rule that determined it; otherwise the rule by which it is not stored,
     /// because it has no lifetime.
     fn stored_lifetime(&self, revalidate_always: bool) -> Result<(Duration, Rule), Rule> {
-        let RequestResponse { status, headers, now, .. } = *self.exchange;
+        let RequestResponse { status, headers, now, terms, .. } = *self.exchange;
+        if let Some(fresh_for) = terms.fresh_for {
+            // As the policy's lifetime, it begins when the response is received, however old it is.
+            return Ok((fresh_for.saturating_add(self.exchange.initial_age()), Rule::CacheTerms));
+        }
         let (http, all) = (self.http, &self.directives.all);
         let guess_allowed = may_be_guessed(status) || all.public;
         let storable_unnamed = may_have_default(status) || (http.strict_rfc && guess_allowed);

@@ -64,11 +64,13 @@ pub struct HttpPolicy {
     pub(crate) path_tags: bool,
     pub(crate) cache_groups: bool,
     pub(crate) answer_info: bool,
+    pub(crate) etag: bool,
     /// The headers on which every response depends, sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
     pub(crate) max_variants: usize,
     pub(crate) stale_on_disconnect: Duration,
     pub(crate) validate_within: Duration,
+    pub(crate) retry_after: Duration,
 }
 
 /// Methods that set one setting each: the argument is followed by the field that it sets.
@@ -175,6 +177,43 @@ setters! {
     /// ```
     answer_info(is_exposed: bool => answer_info);
 
+    /// Whether a stored 200 without an `ETag` gets one: a digest of its stored body, its content coding, type and language (RFC 9110,
+    /// 8.8.3). A client that sends it in `If-None-Match` is answered with 304 from the stored response, also after a load that has
+    /// returned the same body. Defaults to no.
+    ///
+    /// The tag is strong if the response has a content coding, because its bytes reach each client as they are stored. Otherwise it is
+    /// weak: a layer outside of the guard may compress the body, and one strong tag would then name two sequences of bytes (8.8.1). A
+    /// weak tag does not serve `If-Range`, so the client of an interrupted download gets the whole: let the handler send an `ETag` for
+    /// what clients resume.
+    ///
+    /// The tag exists once the body is whole. So the client whose request led the load gets none if it reads the body while that
+    /// arrives, nor do waiters that [read along](crate::http#slow-bodies); a response whose body is ready with its head has the tag for
+    /// every client. A response that is not stored has none. The inner service never receives such a tag: the guard validates by the
+    /// validators of the inner service only.
+    ///
+    /// Costs a SHA-256 of each stored body, which the load pays; a hit costs nothing more.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use axum::{Router, body::Body, http::Request, routing::get};
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    /// use tower::ServiceExt as _;
+    ///
+    /// let policy = Policy::builder().http(HttpPolicy::default().etag(true)).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// let app: Router = Router::new().route("/", get(|| async { "expensive" })).layer(guard);
+    ///
+    /// let request = || Request::get("/").header("host", "shop.example");
+    /// let response = app.clone().oneshot(request().body(Body::empty())?).await?;
+    /// let tag = &response.headers()["etag"];
+    /// let request = request().header("if-none-match", tag).body(Body::empty())?;
+    /// assert_eq!(app.oneshot(request).await?.status(), 304);
+    /// # Ok(()) }
+    /// ```
+    etag(is_made: bool => etag);
+
     /// Whether a response that states no lifetime gets [`fresh_for`](crate::PolicyBuilder::fresh_for). Defaults to
     /// yes; in [`strict`](Self::strict) to no.
     default_lifetime(is_on: bool => default_lifetime);
@@ -220,6 +259,41 @@ setters! {
     /// For how long after its freshness a response with a validator stays stored, to be validated instead of
     /// loaded. Costs the store's memory. Defaults to ten minutes; in [`strict`](Self::strict) to a day.
     validate_within(window: Duration => validate_within);
+
+    /// For how long at most the `Retry-After` of a 503 holds back the loads of its resource, in the whole fleet. Until then no process
+    /// asks the inner service for it: a stale response stands in within `stale_if_error`, and otherwise clients receive a 503 of the
+    /// guard (`detail=retry-after`) whose `Retry-After` counts down. A request with `no-cache` is no exception. Defaults to zero: off,
+    /// so the 503 goes to the waiters of its load, and the next request loads again.
+    ///
+    /// All variants of a resource are held back together; another query is another resource. Requests that do not share a load are not
+    /// held back: unsafe methods, `HEAD`, those that bypass, and those that load for themselves alone. A 503 that is not shared, for
+    /// example one with `no-store`, holds back as any other. A 429 holds back no load: it concerns one client.
+    ///
+    /// **Turn it on only where a client cannot cause a 503**: one such response holds back all clients of the resource.
+    ///
+    /// A load costs one read of the store more; a hit costs nothing more. Without the store nothing is held back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use axum::{Router, body::Body, http::{Request, StatusCode}, routing::get};
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    /// use tower::ServiceExt as _;
+    ///
+    /// let policy = Policy::builder().http(HttpPolicy::default().retry_after(Duration::from_secs(60))).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// let busy = || async { (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "10")]) };
+    /// let app: Router = Router::new().route("/", get(busy)).layer(guard);
+    ///
+    /// let request = || Request::get("/").header("host", "shop.example").body(Body::empty());
+    /// app.clone().oneshot(request()?).await?;
+    /// let held_back = app.oneshot(request()?).await?; // the handler does not run
+    /// assert_eq!(held_back.headers()["cache-status"], "stampede-guard; fwd=uri-miss; detail=retry-after");
+    /// # Ok(()) }
+    /// ```
+    retry_after(most: Duration => retry_after);
 }
 
 impl HttpPolicy {
@@ -362,8 +436,11 @@ impl HttpPolicy {
                     .to_owned(),
             );
         }
-        let windows =
-            [("stale_on_disconnect", self.stale_on_disconnect), ("validate_within", self.validate_within)];
+        let windows = [
+            ("stale_on_disconnect", self.stale_on_disconnect),
+            ("validate_within", self.validate_within),
+            ("retry_after", self.retry_after),
+        ];
         let too_long = windows.iter().find(|(_, window)| *window > ten_years)?;
         Some(format!("{} is {:?}: choose at most {ten_years:?}", too_long.0, too_long.1))
     }
@@ -409,6 +486,8 @@ impl Default for HttpPolicy {
             path_tags: false,
             cache_groups: false,
             answer_info: false,
+            // It digests each stored body, and clients of an origin without tags may not expect any.
+            etag: false,
             vary_on: Vec::new(),
             // Enough for the languages times the encodings of a large site. A header with more values does not choose among
             // representations: it identifies the client.
@@ -418,6 +497,8 @@ impl Default for HttpPolicy {
             // A validation is cheaper than a load, but storing a response that is not requested again wastes
             // memory.
             validate_within: Duration::from_secs(600),
+            // One 503 then decides for all clients, so it is the operator's decision to believe it.
+            retry_after: Duration::ZERO,
         }
     }
 }

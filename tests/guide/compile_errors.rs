@@ -182,6 +182,7 @@ fn the_compiler_says_what_is_missing() {
         ),
         ("closure", 0, "type annotations needed"),
         ("redis", 0, "a guard can not be made from `older_redis::Client`"),
+        ("tag", 0, "`&str` is not an iterator"),
     ] {
         let (own, lines) = errors_of(&texts, module);
         println!("{module}: {} errors, {lines} lines", own.len());
@@ -272,6 +273,20 @@ mod instead {
             .service(pages);
 
         assert_eq!(pages.oneshot(request).await?, "");
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn one_tag_is_a_list_of_one() -> Result<(), Box<dyn Error>> {
+        let guard = StampedeGuard::in_memory();
+        let load = guard.load(("price", 7)).get(|mut cx| async move {
+            cx.tag(["catalog"]).await?;
+            cx.tag([CacheKey::from("all"), ("product", 7).into()]).await?;
+            Ok::<u64, stampede_guard::Error>(499)
+        });
+        assert_eq!(load.await?.value, 499);
+        guard.invalidate_tag(("product", 7)).await?;
+        assert!(!guard.contains(("price", 7)).await?);
         Ok(())
     }
 

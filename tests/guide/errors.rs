@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
+use stampede_guard::http::HttpPolicy;
 use stampede_guard::{ErrorKind, LoadError, MemoryStore, OnWaitTimeout, Policy, StampedeGuard};
 
 use crate::requests;
@@ -92,6 +93,49 @@ async fn a_failure_reaches_all_waiters_and_is_not_stored() {
     assert_eq!(db.loads.load(Ordering::Relaxed), 1);
     assert_eq!(ask().await.status, 502);
     assert_eq!(db.loads.load(Ordering::Relaxed), 2, "a later caller's load is another one");
+}
+
+enum AppError {
+    NotFound,
+    Database,                    // the load failed, here or in another process
+    Busy(stampede_guard::Error), // the guard has no value: a time-out, an overload, a shutdown
+}
+
+impl From<LoadError<DbError>> for AppError {
+    fn from(error: LoadError<DbError>) -> Self {
+        match error {
+            LoadError::Guard(error) => Self::Busy(error),
+            _ => Self::Database,
+        }
+    }
+}
+
+async fn account(State(app): State<App>, Path(id): Path<u64>) -> Result<Json<User>, AppError> {
+    let db = app.db.clone();
+    let user = app.guard.get_or_load(("user", id), move || async move { db.user(id).await }).await?;
+    user.map(Json).ok_or(AppError::NotFound)
+}
+
+impl IntoResponse for AppError {
+    fn into_response(self) -> Response {
+        match self {
+            Self::NotFound => StatusCode::NOT_FOUND.into_response(),
+            Self::Database => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+            Self::Busy(error) => error.into_response(),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_load_error_becomes_the_applications_own() {
+    let guard = StampedeGuard::in_memory();
+    let app = App { guard: guard.clone(), db: Database::default() };
+    let app = Router::new().route("/account/{id}", get(account)).with_state(app);
+    for (id, status) in [(7, 200), (8, 404), (13, 500)] {
+        assert_eq!(requests::get(&app, &format!("/account/{id}")).await.status, status);
+    }
+    let busy = AppError::from(LoadError::Guard(guard.get::<u8>("").await.expect_err("an empty key")));
+    assert_eq!(busy.into_response().status(), 500, "the guard's own status: a bug of the caller");
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -225,6 +269,23 @@ async fn statuses_over_http() -> Result<(), Box<dyn Error>> {
         let seen = requests::get(&app, path).await;
         assert_eq!((seen.status, seen.remark(), seen.header("retry-after")), (status, remark, "1"));
         assert_eq!(seen.header("cache-control"), "no-store");
+    }
+    Ok(())
+}
+
+/// A pause that the origin asks for.
+#[tokio::test(start_paused = true)]
+async fn an_origin_asks_for_a_pause() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().retry_after(Duration::from_secs(60));
+    let policy = Policy::builder().http(http).build()?;
+    let busy = || async { (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "10")]) };
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let app = Router::new().route("/report", get(busy)).layer(guard);
+    for (left, detail) in [("10", "not-stored"), ("7", "retry-after"), ("4", "retry-after")] {
+        let seen = requests::get(&app, "/report").await;
+        assert_eq!((seen.status, seen.header("retry-after")), (503, left));
+        assert_eq!(seen.remark(), format!("fwd=uri-miss; detail={detail}"));
+        tokio::time::sleep(Duration::from_secs(3)).await;
     }
     Ok(())
 }

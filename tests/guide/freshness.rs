@@ -5,8 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use axum::Router;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use stampede_guard::http::{CacheTerms, HttpPolicy};
 use stampede_guard::{LoadContext, LoadError, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, sleep};
+
+use crate::requests;
 
 /// An origin with a price that is higher after each load, and that can be down.
 #[derive(Clone, Default)]
@@ -207,7 +213,7 @@ async fn values_by_hand() -> Result<(), Box<dyn Error>> {
 #[tokio::test]
 async fn a_response_says_how_long() -> Result<(), Box<dyn Error>> {
     use http::{Request, Response};
-    use stampede_guard::http::{HttpPolicy, explain};
+    use stampede_guard::http::explain;
 
     let request = Request::get("http://shop.example/report/7").body(())?;
     let response = Response::builder()
@@ -217,5 +223,105 @@ async fn a_response_says_how_long() -> Result<(), Box<dyn Error>> {
     assert_eq!(decision.fresh_for, Some(Duration::from_secs(60)));
     assert_eq!(decision.stale_while_revalidate, Duration::from_secs(30));
     assert_eq!(decision.stale_if_error, Duration::from_secs(3600));
+    Ok(())
+}
+
+/// Lifetimes without header text.
+async fn report() -> impl IntoResponse {
+    let terms =
+        CacheTerms::fresh_for(Duration::from_secs(300)).stale_while_revalidate(Duration::from_secs(60));
+    (terms, "all is well\n") // feature `axum`; elsewhere `response.extensions_mut().insert(terms)`
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_states_lifetimes_without_header_text() -> Result<(), Box<dyn Error>> {
+    let app = Router::new().route("/report", get(report)).layer(guard(Policy::builder())?);
+    for remark in ["fwd=uri-miss; stored; ttl=300", "hit; ttl=300"] {
+        let seen = requests::get(&app, "/report").await;
+        assert_eq!(seen.header("cache-control"), "max-age=300, stale-while-revalidate=60");
+        assert_eq!((seen.remark(), seen.text()), (remark, "all is well\n"));
+    }
+    sleep(Duration::from_secs(330)).await;
+    assert_eq!(requests::get(&app, "/report").await.remark(), "hit; ttl=-30");
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stored_response_without_a_tag_gets_one() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().http(HttpPolicy::default().etag(true)).build()?;
+    let app = Router::new().route("/report", get(report)).layer(guard(policy.to_builder())?);
+    let tag = "W/\"6478d44cbd73f9e5e65bca36073993d6\"";
+    let seen = requests::get(&app, "/report").await;
+    assert_eq!((seen.status, seen.header("etag")), (200, tag));
+    let seen = requests::send(&app, "GET", "/report", &[("if-none-match", tag)]).await;
+    assert_eq!((seen.status, seen.header("etag"), seen.remark()), (304, tag, "hit; ttl=300"));
+    Ok(())
+}
+
+/// A row of the table of statuses: its statuses, what is stored for how long without and with a stated lifetime, and for which waiters.
+type StatusRow<'a> = (Vec<u16>, [&'a str; 3]);
+
+/// The rows of the table in the page; the last one, "all others", has only examples of its statuses.
+fn status_rows(page: &str) -> Vec<StatusRow<'_>> {
+    let table = page.split("### Which statuses are stored").nth(1).expect("the section");
+    let rows = table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| status")).take(5);
+    rows.map(|row| {
+        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let words = cells[0].trim_start_matches("all others:").trim_end_matches(" ..").split(", ");
+        let statuses = words.map(str::trim).flat_map(|word| {
+            let (first, last) = word.split_once(" to ").unwrap_or((word, word));
+            first.parse::<u16>().expect("a status")..=last.parse().expect("a status")
+        });
+        (statuses.collect(), [cells[1], cells[2], cells[3]])
+    })
+    .collect()
+}
+
+/// What the guard does with a status, in the words of the table.
+async fn row_of(status: u16) -> Result<[&'static str; 3], Box<dyn Error>> {
+    use http::{Request, Response};
+    use stampede_guard::http::explain;
+
+    let policy = Policy::builder().fresh_for(Duration::from_secs(60)).negative_for(Duration::from_secs(5));
+    let guard = guard(policy)?;
+    let mut stored_for = ["not stored"; 2];
+    let mut is_shared = [false; 2];
+    for (n, control) in ["extension", "max-age=7"].into_iter().enumerate() {
+        let respond = move || async move {
+            let code = axum::http::StatusCode::from_u16(status).expect("a status");
+            (code, [("cache-control", control)])
+        };
+        let path = format!("/{n}");
+        let app = Router::new().route(&path, get(respond)).layer(guard.clone());
+        let remark = requests::get(&app, &path).await.remark().to_owned();
+        stored_for[n] = match remark.rsplit_once("stored; ttl=").map(|(_, ttl)| ttl) {
+            Some("60") => "`fresh_for`",
+            Some("5") => "`negative_for`",
+            Some("7") => "that lifetime",
+            _ => "not stored",
+        };
+        let request = Request::get("http://shop.example/").body(())?;
+        let response = Response::builder().status(status).header("cache-control", control).body(())?;
+        is_shared[n] = explain(&request, &response, &HttpPolicy::default()).shared_with_waiters;
+    }
+    let waiters = match is_shared {
+        [true, true] => "always",
+        [false, true] => "with a stated lifetime",
+        [false, false] => "never",
+        [true, false] => "without a stated lifetime",
+    };
+    Ok([stored_for[0], stored_for[1], waiters])
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_table_of_statuses_is_what_the_guard_does() -> Result<(), Box<dyn Error>> {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/freshness.md"))?;
+    let rows = status_rows(&page);
+    let (others, named) = rows.split_last().ok_or("no table")?;
+    assert!(others.0.len() > 3 && named.len() == 4, "{rows:?}");
+    for status in 200..600 {
+        let row = named.iter().find(|(statuses, _)| statuses.contains(&status)).unwrap_or(others);
+        assert_eq!(row_of(status).await?, row.1, "{status}");
+    }
     Ok(())
 }

@@ -11,7 +11,9 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use http::Request;
 use stampede_guard::http::HttpPolicy;
+use stampede_guard::testing::{ChaosStore, Replica};
 use stampede_guard::{ErrorKind, LoadContext, MemoryStore, Policy, StampedeGuard};
+use tokio::time::Instant;
 
 use crate::requests::{self, send};
 
@@ -244,6 +246,43 @@ async fn over_http() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Creates an article. No response names its URI, so the tag reaches the list, the searches and an earlier 404.
+async fn publish(State(shop): State<Shop>) -> Result<StatusCode, StatusCode> {
+    shop.guard.invalidate_tag("articles").await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Creates the article `x`, and names its URI.
+async fn create() -> (StatusCode, [(&'static str, &'static str); 1]) {
+    (StatusCode::CREATED, [("location", "/articles/x")])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_creation_invalidates_its_uri_and_location_and_a_tag_the_rest() -> Result<(), Box<dyn Error>> {
+    let policy = Policy::builder().tags(["articles"]).build()?;
+    let guard = StampedeGuard::in_memory().with_policy(policy);
+    let shop = Shop { guard: guard.clone(), db: Database::default() };
+    let app = Router::new()
+        .route("/articles", get(|| async { "a list" }).post(create))
+        .route("/articles/{id}", get(|| async { StatusCode::NOT_FOUND }))
+        .route("/search", get(|| async { "matches" }))
+        .route("/publish", post(publish))
+        .layer(guard)
+        .with_state(shop);
+    let all = ["/articles", "/articles/x", "/articles/y", "/search?q=x"];
+    for (path, status, invalidated) in [("/articles", 201, &all[..2]), ("/publish", 202, &all[..])] {
+        for path in all {
+            requests::get(&app, path).await;
+            assert!(requests::get(&app, path).await.is_hit(), "{path}");
+        }
+        assert_eq!(send(&app, "POST", path, &[]).await.status, status);
+        for path in all {
+            assert_eq!(!requests::get(&app, path).await.is_hit(), invalidated.contains(&path), "{path}");
+        }
+    }
+    Ok(())
+}
+
 async fn forget(guard: StampedeGuard) -> Result<(), Box<dyn Error>> {
     let request = Request::get("/report/7").header("host", "shop.example").body(())?; // as clients send it
     if let Some(key) = guard.http_key(&request) {
@@ -270,4 +309,56 @@ fn confirmed_by_a_replica() -> Result<StampedeGuard, Box<dyn Error>> {
         .build()?;
     let redis = redis::Client::open("redis://127.0.0.1/")?;
     Ok(StampedeGuard::builder(redis).namespace("shop").policy(policy).build()?)
+}
+
+/// Two processes with copies on one store: the second one of them, and both guards.
+async fn two_with_copies() -> Result<(Replica, [StampedeGuard; 2]), Box<dyn Error>> {
+    let chaos = ChaosStore::new(7);
+    let (here, there) = (chaos.replica(), chaos.replica());
+    let policy = Policy::builder().local_for(Duration::MAX).build()?;
+    let guards = [&here, &there].map(|store| StampedeGuard::new(store.clone()).with_policy(policy.clone()));
+    for guard in &guards {
+        guard.connect().await?;
+        for _ in 0..3 {
+            guard.get_or_load("price", || async { Ok::<_, std::io::Error>(499_u64) }).await?;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+    Ok((there, guards))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_writer_waits_no_longer_than_the_page_says() -> Result<(), Box<dyn Error>> {
+    let millis = Duration::from_millis;
+    // A process with copies is paused: its term is waited for, once.
+    let (there, [guard, _other]) = two_with_copies().await?;
+    there.stop();
+    let began = Instant::now();
+    guard.invalidate("price").await?;
+    assert!((millis(500)..=millis(2_100)).contains(&began.elapsed()), "{:?}", began.elapsed());
+    let began = Instant::now();
+    guard.invalidate("price").await?;
+    assert!(began.elapsed() < millis(100), "{:?}", began.elapsed());
+
+    // The store does not answer.
+    let replica = ChaosStore::new(7).replica();
+    let guard = StampedeGuard::new(replica.clone());
+    guard.insert("price", &499_u64).await?;
+    replica.cut();
+    let began = Instant::now();
+    guard.invalidate("price").await.expect_err("not confirmed");
+    assert!(began.elapsed() <= millis(2_100), "{:?}", began.elapsed());
+    let began = Instant::now();
+    guard.insert("offer", &499_u64).await.expect_err("not confirmed");
+    assert!(began.elapsed() <= millis(2_100), "{:?}", began.elapsed());
+    assert_eq!(guard.stats().kept_invalidations, 1, "an insert is not sent again");
+    let ended = tokio::time::timeout(millis(200), guard.invalidate("other")).await;
+    assert!(ended.is_err() && guard.stats().kept_invalidations == 2, "the deadline of the caller");
+
+    // Through the layer.
+    let app = Router::new().route("/", get(|| async { "a page" }).put(|| async { "changed" })).layer(guard);
+    let began = Instant::now();
+    assert_eq!(send(&app, "PUT", "/", &[]).await.status, 200);
+    assert!(began.elapsed() <= millis(110), "{:?}", began.elapsed());
+    Ok(())
 }

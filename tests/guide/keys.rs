@@ -264,3 +264,29 @@ async fn the_table_of_requests_and_responses() -> Result<(), Box<dyn Error>> {
     }
     Ok(())
 }
+
+fn page_key(id: u64, language: Option<&str>) -> CacheKey {
+    match language {
+        Some(language) => CacheKey::from(("page", id, language)),
+        None => CacheKey::from(("page", id)),
+    }
+}
+
+#[test]
+fn a_part_that_may_be_missing_is_part_of_a_key() {
+    let keys = [None, Some(""), Some("de"), Some("None"), Some("-")].map(|language| page_key(7, language));
+    assert_eq!(
+        keys[..3].iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["page:7", "page:7:", "page:7:de"]
+    );
+    let parts = [None, Some(""), Some("de"), Some("None")];
+    let several = parts.iter().flat_map(|one| parts.iter().map(move |other| (one, other)));
+    let several: Vec<_> = several
+        .map(|(one, other)| CacheKey::from(("page", 7, format!("{one:?}"), format!("{other:?}"))))
+        .collect();
+    for all in [&keys[..], &several] {
+        for (n, key) in all.iter().enumerate() {
+            assert!(!all[..n].contains(key), "{key}");
+        }
+    }
+}

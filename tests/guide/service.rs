@@ -444,7 +444,9 @@ mod statements {
 mod names {
     use stampede_guard::health::{Breaker, Health, LinkState, Report, Severity, Topology};
     use stampede_guard::http::reqwest::{GuardMiddleware, ReqwestService};
-    use stampede_guard::http::{Decision, DoNotStore, GuardedBody, HttpPolicy, cache_key, explain};
+    use stampede_guard::http::{
+        CacheTerms, Decision, DoNotStore, GuardedBody, HttpPolicy, cache_key, explain,
+    };
     use stampede_guard::lock::{LockError, Locks, Mutex, Scope, Semaphore, Wait, Waiting};
     use stampede_guard::testing::{Answer, ChaosStore, Fault, Origin};
     use stampede_guard::{Backend, CacheKey, MemoryStore, StampedeGuard};

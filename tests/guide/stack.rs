@@ -1,12 +1,13 @@
 //! The code of `docs/stack.md`.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +15,7 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use stampede_guard::http::HttpPolicy;
 use stampede_guard::{AnswerInfo, Outcome, Policy, StampedeGuard};
-use tower::ServiceExt as _;
+use tower::{Service, ServiceBuilder, ServiceExt as _, service_fn};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::{Any, CorsLayer};
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
@@ -270,6 +271,48 @@ async fn some_routes_only() {
         .layer(StampedeGuard::in_memory()) // the routes above are guarded
         .route("/health", get(|| async { "up" })); // added later: not guarded
     assert_eq!(requests::get(&app, "/health").await.header("cache-status"), "");
+}
+
+async fn render(request: Request) -> Result<Response, Infallible> {
+    Ok(format!("a page at {}", request.uri().path()).into_response())
+}
+
+/// The bounds of a service that `Router::route_service` takes, as one name.
+trait Page:
+    Service<Request, Response: IntoResponse, Error = Infallible, Future: Send> + Clone + Send + Sync
+{
+}
+
+impl<S> Page for S where
+    S: Service<Request, Response: IntoResponse, Error = Infallible, Future: Send> + Clone + Send + Sync
+{
+}
+
+fn reports(guard: &StampedeGuard) -> Router {
+    Router::new().route("/report", get(report)).layer(guard.clone())
+}
+
+/// Without `use<>` its caller could not drop or move `guard`.
+fn plan(guard: &StampedeGuard) -> impl Page + use<> {
+    ServiceBuilder::new().layer(guard.clone()).service(service_fn(render))
+}
+
+/// A handler that passes its request through a guard: one guard for all requests, and a service for each.
+async fn map(State(guard): State<StampedeGuard>, request: Request) -> impl IntoResponse {
+    ServiceBuilder::new().layer(guard).service(service_fn(render)).oneshot(request).await
+}
+
+#[tokio::test]
+async fn a_function_returns_what_is_behind_a_layer_and_borrows_nothing() {
+    let app = {
+        let guard = StampedeGuard::in_memory();
+        let (reports, plan) = (reports(&guard), plan(&guard));
+        reports.route_service("/plan", plan).route("/map", get(map).with_state(guard))
+    };
+    for path in ["/report", "/plan", "/map"] {
+        assert!(!requests::get(&app, path).await.is_hit(), "{path}");
+        assert!(requests::get(&app, path).await.is_hit(), "{path}");
+    }
 }
 
 /// A layer outside that wraps bodies hides from the guard that a GET has none.

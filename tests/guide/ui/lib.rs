@@ -12,3 +12,4 @@ mod requests;
 mod response;
 mod shared_error;
 mod stand_in;
+mod tag;

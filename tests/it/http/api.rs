@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Empty};
 use serde::{Deserialize, Serialize};
-use stampede_guard::http::{DoNotStore, Guarded, GuardedBody, GuardedFuture};
+use stampede_guard::http::{CacheTerms, DoNotStore, Guarded, GuardedBody, GuardedFuture};
 use stampede_guard::{
     Backend, CacheKey, Codec, Error, ErrorKind, LoadError, Memoize, MemoizeFuture, MemoizeLayer, MemoryStore,
     OnStoreDown, OnWaitTimeout, Policy, PolicyBuilder, Shutdown, StampedeGuard, StampedeGuardBuilder, Stats,
@@ -234,6 +234,7 @@ fn every_public_type_can_be_sent_shared_moved_and_printed() {
     value::<Policy>();
     value::<PolicyBuilder>();
     value::<Stats>();
+    value::<CacheTerms>();
     value::<DoNotStore>();
     value::<Guarded<Inner>>();
     value::<GuardedBody>();

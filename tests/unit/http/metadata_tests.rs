@@ -26,7 +26,14 @@ fn meta() -> ResponseMeta {
         immutable: true,
         says_shared: false,
     };
-    ResponseMeta { terms, age: Duration::from_millis(7_250), part: None, variant: None }
+    ResponseMeta {
+        terms,
+        age: Duration::from_millis(7_250),
+        part: None,
+        variant: None,
+        stated: None,
+        has_digest_tag: false,
+    }
 }
 
 fn variant() -> Box<VariantId> {
@@ -62,6 +69,27 @@ fn metadata_comes_back_with_the_offset_of_the_response() {
             for cut in 0..length {
                 assert_eq!(ResponseMeta::decode(&raw.slice(..cut)), None, "{cut}");
             }
+        }
+    }
+}
+
+#[test]
+fn the_terms_of_a_handler_and_the_origin_of_the_tag_come_back() {
+    let all = CacheTerms::fresh_for(secs(5)).stale_while_revalidate(secs(6)).stale_if_error(Duration::ZERO);
+    let some = CacheTerms::default().for_one_user().hide_from_clients();
+    let hidden = all.hide_from_clients();
+    for (stated, has_digest_tag, variant) in [
+        (Some(all), false, None),
+        (Some(some), true, Some(variant())),
+        (Some(hidden), false, None),
+        (None, true, None),
+    ] {
+        let stated = stated.map(Box::new);
+        let meta = ResponseMeta { stated, has_digest_tag, variant, ..meta() };
+        let raw = written(&meta);
+        assert_eq!(ResponseMeta::decode(&raw), Some((meta, raw.len())));
+        for cut in 0..raw.len() {
+            assert_eq!(ResponseMeta::decode(&raw.slice(..cut)), None, "{cut}");
         }
     }
 }

@@ -12,6 +12,7 @@ use http_body::Body as _;
 use http_body::SizeHint;
 use http_body_util::Full;
 
+use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{ByteRange, Part, RangeAnswer, if_range_holds, range_answer};
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, is_not_modified, not_modified};
 use crate::http_rules::fields::storable;
@@ -216,6 +217,7 @@ impl Cache {
             headers: &response.1,
             body: SizeHint::default(),
             do_not_store: false,
+            terms: CacheTerms::default(),
             delay: Duration::ZERO,
             now: self.now,
         };

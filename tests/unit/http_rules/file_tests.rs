@@ -31,7 +31,8 @@ fn each_field_of_an_http_policy_has_its_setting() {
     #[rustfmt::skip]
     let HttpPolicy {
         requests, scope: _, strict_rfc: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
-        expose_key: _, path_tags: _, cache_groups: _, answer_info: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
+        expose_key: _, path_tags: _, cache_groups: _, answer_info: _, etag: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
+        retry_after: _,
     } = HttpPolicy::default();
     #[rustfmt::skip]
     let RequestRules {
@@ -77,12 +78,14 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("path_tags", &["1"]),
         ("cache_groups", &["1"]),
         ("answer_info", &["1"]),
+        ("etag", &["1", "\"weak\""]),
         ("default_lifetime", &["1"]),
         ("heuristic_freshness", &["1"]),
         ("vary_on", &["\"accept-language\"", "[\"a b\"]"]),
         ("max_variants", &["0", "-1"]),
         ("stale_on_disconnect", &["60", "\"11years\""]),
         ("validate_within", &["\"-1s\"", "\"max\""]),
+        ("retry_after", &["60", "\"11years\""]),
         ("key", &["\"x-tenant\""]),
         ("personal_extension", &["\"Session\""]),
         ("shceme", &["\"https\""]),

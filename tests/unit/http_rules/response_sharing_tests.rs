@@ -258,6 +258,7 @@ fn a_stream_of_records_is_shared_only_with_a_length_or_a_lifetime() {
             headers: &headers(&[("content-type", kinds[0])]),
             body: SizeHint::with_exact(5),
             do_not_store: false,
+            terms: CacheTerms::default(),
             delay: Duration::ZERO,
             now: UNIX_EPOCH,
         };
@@ -314,6 +315,7 @@ fn a_response_that_the_handler_marks_is_shared_in_no_mode() {
             headers: &headers(&control("public, max-age=60")),
             body: SizeHint::default(),
             do_not_store: true,
+            terms: CacheTerms::default(),
             delay: Duration::ZERO,
             now: UNIX_EPOCH,
         };

@@ -57,6 +57,7 @@ fn verdict_of(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[
         headers: &headers(fields),
         body: SizeHint::default(),
         do_not_store: false,
+        terms: CacheTerms::default(),
         delay: Duration::ZERO,
         now: UNIX_EPOCH + Duration::from_secs(784_111_777),
     };
@@ -356,6 +357,7 @@ fn the_response_to_a_post_represents_a_get_if_it_says_so() {
             headers: &headers(fields),
             body: SizeHint::default(),
             do_not_store: false,
+            terms: CacheTerms::default(),
             delay: Duration::ZERO,
             now: UNIX_EPOCH + Duration::from_secs(784_111_777),
         };
