@@ -95,11 +95,11 @@ where
         let (head, body) = request.into_parts();
         let mut head = Request::from_parts(head, ());
         let guard = self.guard.current();
-        let shadow = guard.parts().1.shadow;
+        let (shadow, tag_headers) = (guard.parts().1.shadow, guard.parts().1.http.tag_headers.clone());
         let answer = match Exchange::begin(&mut head, !body.is_end_stream(), guard, shadow) {
             Exchange::Hit(response) => PendingAnswer::Hit(Some(response)),
             exchange => {
-                let call = ServiceCall { service: self.inner.clone(), body };
+                let call = ServiceCall { service: self.inner.clone(), body, tag_headers };
                 PendingAnswer::Further(exchange.answer(head, move || Box::new(call)))
             }
         };

@@ -11,6 +11,7 @@ use crate::guard::invalidation::Invalidation;
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::ChangeTarget;
 use crate::http_rules::groups::{CACHE_GROUP_INVALIDATION, CACHE_GROUPS, groups};
+use crate::http_rules::settings::TagHeaders;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::sync::lock;
@@ -117,6 +118,26 @@ impl CacheTagger {
         let tags = tag_keys(&state.namespace, tags, (groups.len(), policy.max_tags))?;
         let of_group = |group: &String| resource.of_group(&state.namespace, group);
         Ok(tags.into_iter().chain(groups.iter().filter_map(of_group)).collect())
+    }
+}
+
+impl TagHeaders {
+    /// Makes the tags in these headers of a response its [`CacheTags`].
+    pub(super) fn take(&self, head: &mut Parts) {
+        let mut tags = head.extensions.remove::<CacheTags>().unwrap_or_default();
+        for name in &self.names {
+            for line in head.headers.get_all(name) {
+                let line = String::from_utf8_lossy(line.as_bytes());
+                let members = line.split([',', ' ', '\t']).filter(|member| !member.is_empty());
+                tags.0.extend(members.map(CacheKey::from));
+            }
+            if !self.passes {
+                head.headers.remove(name);
+            }
+        }
+        if !tags.0.is_empty() {
+            head.extensions.insert(tags);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::any::Any;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes};
@@ -15,6 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use tower_service::Service;
 
 use crate::http_rules::cache_terms::CacheTerms;
+use crate::http_rules::settings::TagHeaders;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -76,6 +78,7 @@ impl UpstreamRequest {
 pub(super) struct ServiceCall<S, Q> {
     pub(super) service: S,
     pub(super) body: Q,
+    pub(super) tag_headers: Option<Arc<TagHeaders>>,
 }
 
 impl<S, Q, B> Upstream for ServiceCall<S, Q>
@@ -92,7 +95,7 @@ where
     }
 
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse> {
-        let Self { mut service, body } = *self;
+        let Self { mut service, body, tag_headers } = *self;
         let response = service.call(head.map(|()| body));
         Box::pin(async move {
             let response = response.await;
@@ -102,6 +105,9 @@ where
                 Ok(response) => {
                     let (mut head, body) = response.into_parts();
                     CacheTerms::announce(&mut head);
+                    if let Some(tag_headers) = tag_headers {
+                        tag_headers.take(&mut head);
+                    }
                     Ok(Response::from_parts(head, Box::pin(body) as UpstreamBody))
                 }
                 Err(error) => Err(UpstreamError::new(error)),
@@ -110,7 +116,8 @@ where
     }
 
     fn without_body(&self) -> Option<Box<dyn Upstream>> {
-        Some(Box::new(Self { service: self.service.clone(), body: empty()? }))
+        let (service, tag_headers) = (self.service.clone(), self.tag_headers.clone());
+        Some(Box::new(Self { service, body: empty()?, tag_headers }))
     }
 }
 
@@ -194,7 +201,7 @@ mod tests {
     #[test]
     fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
-        let upstream = Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty() });
+        let upstream = Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty(), tag_headers: None });
         let request = UpstreamRequest { upstream, head: request.body(()).unwrap() };
         let (request, again) = (&request.head, &request.copy().unwrap().head);
         let line =

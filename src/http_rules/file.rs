@@ -77,6 +77,16 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("expose_key", expose_key),
     setting!("path_tags", path_tags),
     setting!("cache_groups", cache_groups),
+    Setting {
+        name: "tag_headers",
+        set: |http, value| Vec::<HeaderName>::read(value).map(|names| *http = take(http).tag_headers(names)),
+        get: |http| http.tag_headers.as_ref().map_or_else(Vec::new, |headers| headers.names.clone()).write(),
+    },
+    Setting {
+        name: "pass_tag_headers",
+        set: |http, value| bool::read(value).map(|passes| *http = take(http).pass_tag_headers(passes)),
+        get: |http| http.passes_tag_headers().write(),
+    },
     setting!("answer_info", answer_info),
     setting!("etag", etag),
     setting!("default_lifetime", default_lifetime),

@@ -63,6 +63,8 @@ pub struct HttpPolicy {
     pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
     pub(crate) cache_groups: bool,
+    /// In an `Arc`, because each request has a handle of it.
+    pub(crate) tag_headers: Option<Arc<TagHeaders>>,
     pub(crate) answer_info: bool,
     pub(crate) etag: bool,
     /// The headers on which every response depends, sorted, each once.
@@ -321,6 +323,47 @@ impl HttpPolicy {
         self
     }
 
+    /// The response headers that contain tags, for origins that are not axum handlers: `Cache-Tag`, `Surrogate-Key`, `xkey` or others. Each
+    /// member of such a field is a [tag](crate::http::CacheTags) of the response; members are separated by commas or spaces. Clients do not
+    /// see these fields, unless [`pass_tag_headers`](Self::pass_tag_headers) is set. Defaults to none.
+    ///
+    /// **The origin chooses the names**: it can have its own responses invalidated more often, and nothing else.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use http::HeaderName;
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// // 200 OK
+    /// // Cache-Tag: article-7, author-3
+    /// let http = HttpPolicy::default().tag_headers([HeaderName::from_static("cache-tag")]);
+    /// let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
+    /// guard.invalidate_tag("article-7").await?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn tag_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        let passes = self.passes_tag_headers();
+        let names: Vec<_> = names.into_iter().collect();
+        self.tag_headers = (passes || !names.is_empty()).then(|| Arc::new(TagHeaders { names, passes }));
+        self
+    }
+
+    /// Whether clients see the headers of [`tag_headers`](Self::tag_headers), as another cache between the guard and its clients may need.
+    /// Defaults to no.
+    #[must_use]
+    pub fn pass_tag_headers(mut self, passes: bool) -> Self {
+        let names = self.tag_headers.as_ref().map_or_else(Vec::new, |headers| headers.names.clone());
+        self.tag_headers = (passes || !names.is_empty()).then(|| Arc::new(TagHeaders { names, passes }));
+        self
+    }
+
+    pub(crate) fn passes_tag_headers(&self) -> bool {
+        self.tag_headers.as_ref().is_some_and(|headers| headers.passes)
+    }
+
     /// Adds a request header that marks a response as one user's to those of
     /// [`credential_headers`](Self::credential_headers), for example a header that a proxy adds.
     #[must_use]
@@ -457,6 +500,14 @@ fn add_names<N: AsRef<str>>(list: &mut Vec<String>, names: impl IntoIterator<Ite
     }
 }
 
+/// The response headers that contain tags.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct TagHeaders {
+    pub(crate) names: Vec<HeaderName>,
+    /// Whether clients see them.
+    pub(crate) passes: bool,
+}
+
 /// The part of a policy that decides which responses are shared, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) struct ResponseRules {
@@ -485,6 +536,7 @@ impl Default for HttpPolicy {
             // With it, each path has a tag id in the store for a day at least, and each hit reads that id.
             path_tags: false,
             cache_groups: false,
+            tag_headers: None,
             answer_info: false,
             // It digests each stored body, and clients of an origin without tags may not expect any.
             etag: false,

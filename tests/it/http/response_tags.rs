@@ -1,6 +1,6 @@
 //! `CacheTags` and `CacheTagger`: a response is invalidated by what it shows.
 
-use http::{Response, StatusCode};
+use http::{HeaderName, Response, StatusCode};
 use stampede_guard::http::{CacheTagger, CacheTags, HttpPolicy};
 use stampede_guard::{MemoryStore, PolicyBuilder, StampedeGuard};
 use tower::Layer as _;
@@ -263,4 +263,37 @@ async fn a_hit_on_a_response_with_tags_costs_one_round_trip() {
     assert!(ask(&other, get("/")).await.remark().starts_with("hit"));
     let seen = monitor.finish().without(["ping", "time"]);
     assert_eq!((seen.total, seen.by_name.get("get")), (1, Some(&1)), "{seen:?}");
+}
+
+/// As a proxy in front of an origin, or a client. Clients do not see the field, whether the response was loaded, stored or passed on.
+#[tokio::test(start_paused = true)]
+async fn headers_of_the_origin_are_tags_if_the_policy_names_them() {
+    let inner = || {
+        Inner::with(|n, _| {
+            let mut response = respond(200, &[("cache-control", "max-age=60")], whole(n.to_string()));
+            add(&mut response, &[("cache-tag", "article-7,author-3"), ("cache-tag", "a b"), ("xkey", "x")]);
+            Ok(response)
+        })
+    };
+    let named = || HttpPolicy::default().tag_headers([HeaderName::from_static("cache-tag")]);
+    for (http, shows, tags) in [
+        (named(), false, &[("article-7", true), ("author-3", true), ("a", true), ("b", true), ("x", false)][..]),
+        (named().pass_tag_headers(true), true, &[("article-7", true), ("article-7,author-3", false)]),
+        (HttpPolicy::default(), true, &[("article-7", false)]),
+    ] {
+        for (tag, reaches) in tags {
+            let [(guard, shop), (_, other)] = processes(&inner(), || policy().http(http.clone()));
+            for request in [get("/"), get("/"), request("HEAD", "/x", &[]), request("POST", "/y", &[])] {
+                let seen = ask(&shop, request).await;
+                assert_eq!(seen.header("cache-tag").is_some(), shows);
+                assert_eq!(seen.header("xkey"), Some("x"));
+            }
+            guard.invalidate_tag(*tag).await.unwrap();
+            assert_eq!(is_stored(&other, "/").await, !reaches, "{tag}");
+        }
+    }
+    // More tags than max_tags: not stored.
+    let [(_, shop), (_, other)] = processes(&inner(), || policy().http(named()).max_tags(3));
+    ask(&shop, get("/")).await;
+    assert!(!is_stored(&other, "/").await);
 }
