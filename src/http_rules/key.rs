@@ -333,24 +333,29 @@ fn with_keyed_query<'a>(uri: &'a Uri, query: Option<&QueryRules>) -> Cow<'a, str
     query.map_or(Cow::Borrowed(sent), |query| query.keyed(sent))
 }
 
-/// The path and query of the key in normal form, and whether the request spells them differently. Parameters that the key
-/// leaves out, and the order of sorted ones, make no other form, because the load does not see them.
+/// The path and query of the key in normal form, and whether the request spells them differently. Inlined, because each hit
+/// computes it, mostly without rules.
+#[inline]
 fn keyed_form<'a>(uri: &'a Uri, query: Option<&QueryRules>) -> (Cow<'a, str>, bool) {
-    match with_keyed_query(uri, query) {
-        Cow::Borrowed(sent) => {
-            let normal = normal_form(sent);
-            let is_other = matches!(normal, Cow::Owned(_));
-            (normal, is_other)
-        }
-        Cow::Owned(keyed) => {
-            let other_form = match normal_form(&keyed) {
-                Cow::Owned(normal) => Some(normal),
-                Cow::Borrowed(_) => None,
-            };
-            let is_other = other_form.is_some();
-            (Cow::Owned(other_form.unwrap_or(keyed)), is_other)
-        }
+    if let Some(query) = query {
+        return keyed_form_by(uri, query);
     }
+    let normal = normal_form(path_and_query(uri));
+    let is_other = matches!(normal, Cow::Owned(_));
+    (normal, is_other)
+}
+
+/// As [`keyed_form`], with rules. What the key leaves out, and the order of sorted parameters, make no other form, because
+/// the load does not see them.
+#[inline(never)]
+fn keyed_form_by<'a>(uri: &'a Uri, query: &QueryRules) -> (Cow<'a, str>, bool) {
+    let keyed = query.keyed(path_and_query(uri));
+    let normal = match normal_form(&keyed) {
+        Cow::Owned(normal) => Some(normal),
+        Cow::Borrowed(_) => None,
+    };
+    let is_other = normal.is_some();
+    (normal.map_or(keyed, Cow::Owned), is_other)
 }
 
 /// Whether the inner service sees this target, either unchanged or without the prefixes that nested routers removed.
