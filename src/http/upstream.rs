@@ -201,7 +201,8 @@ mod tests {
     #[test]
     fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
-        let upstream = Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty(), tag_headers: None });
+        let upstream =
+            Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty(), tag_headers: None });
         let request = UpstreamRequest { upstream, head: request.body(()).unwrap() };
         let (request, again) = (&request.head, &request.copy().unwrap().head);
         let line =

@@ -277,7 +277,11 @@ async fn headers_of_the_origin_are_tags_if_the_policy_names_them() {
     };
     let named = || HttpPolicy::default().tag_headers([HeaderName::from_static("cache-tag")]);
     for (http, shows, tags) in [
-        (named(), false, &[("article-7", true), ("author-3", true), ("a", true), ("b", true), ("x", false)][..]),
+        (
+            named(),
+            false,
+            &[("article-7", true), ("author-3", true), ("a", true), ("b", true), ("x", false)][..],
+        ),
         (named().pass_tag_headers(true), true, &[("article-7", true), ("article-7,author-3", false)]),
         (HttpPolicy::default(), true, &[("article-7", false)]),
     ] {
