@@ -4,8 +4,8 @@
 //! that go on after the callers of their loads were answered, because callers do not wait that long. [`UnusableEntries`] counts the
 //! stored entries that this process could not use, by reason.
 
-#[cfg(feature = "metrics")]
 mod known_tags;
+#[cfg(feature = "metrics")]
 mod publish;
 pub(crate) mod retained;
 pub(crate) mod turns;
