@@ -172,8 +172,9 @@ impl StampedeGuard {
     {
         let guard = self.current();
         let key = guard.key(key)?;
-        let tags = entry::tag_keys(&guard.state.namespace, tags, (0, guard.policy.max_tags))?;
-        guard.insert_until(&key, value, tags, Instant::now() + LONGEST).await
+        let mut own = Vec::new();
+        entry::add_tags(&mut own, &guard.state.namespace, tags, guard.policy.max_tags)?;
+        guard.insert_until(&key, value, own, Instant::now() + LONGEST).await
     }
 
     /// Stores a value with these tags besides the policy's, under this handle's policy.

@@ -357,8 +357,8 @@ impl<T> LoadContext<T> {
     /// them invalidates it. At most [`max_tags`](crate::PolicyBuilder::max_tags), however many the policy has.
     ///
     /// Call this whenever the tags are known, also after the origin has answered: a value is not stored if one of its tags was
-    /// invalidated since the load began. Each load costs two round trips for that, and each read of such a value one; tags of the policy
-    /// cost neither.
+    /// invalidated since the load began. A load that begins in case of such tags costs one command,
+    /// one that has added some a round trip for their ids and one for the check.
     ///
     /// # Errors
     ///
@@ -369,16 +369,10 @@ impl<T> LoadContext<T> {
     /// Safe: this waits for nothing.
     pub async fn tag<K: Into<CacheKey>>(&mut self, tags: impl IntoIterator<Item = K>) -> Result<(), Error> {
         let mut settings = lock(&self.settings);
-        match entry::tag_keys(&self.state.namespace, tags, (settings.tags.len(), settings.max_tags)) {
-            Ok(tags) => {
-                settings.tags.extend(tags);
-                Ok(())
-            }
-            Err(error) => {
-                settings.unstored = true;
-                Err(error)
-            }
-        }
+        let LoadSettings { tags: has, max_tags, .. } = &mut *settings;
+        let added = entry::add_tags(has, &self.state.namespace, tags, *max_tags);
+        settings.unstored |= added.is_err();
+        added
     }
 
     /// Declares that this value says "there is nothing": it is stored for the policy's

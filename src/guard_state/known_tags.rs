@@ -2,18 +2,28 @@
 
 use std::sync::{Arc, OnceLock};
 
-use quick_cache::UnitWeighter;
+use quick_cache::Weighter;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 
 use crate::key::{Hashed, Key};
 
-/// The tags that the values of some keys had when they were last read. A wrong guess costs a round trip, and nothing else.
+/// The tags that the values of some keys had when they were last read. A wrong guess costs a longer command, or a load where one of the
+/// tags has an unconfirmed invalidation.
 #[derive(Default)]
-pub(crate) struct KnownTags(OnceLock<Cache<Key, Arc<[Key]>, UnitWeighter, Hashed>>);
+pub(crate) struct KnownTags(OnceLock<Cache<Key, Arc<[Key]>, TagCount, Hashed>>);
+
+#[derive(Clone)]
+struct TagCount;
+
+impl Weighter<Key, Arc<[Key]>> for TagCount {
+    fn weight(&self, _key: &Key, tags: &Arc<[Key]>) -> u64 {
+        tags.len() as u64 + 1
+    }
+}
 
 impl KnownTags {
-    /// Of how many keys the tags are known at the most.
-    const MOST_KEYS: usize = 4_096;
+    /// How many tags and keys there are at the most: some 4 MB.
+    const MOST: u64 = 16_384;
 
     /// The tags of the key's value, if it had some. Without any tags in this process this is one load of an atomic.
     #[inline]
@@ -22,9 +32,8 @@ impl KnownTags {
     }
 
     pub(crate) fn note(&self, key: &Key, tags: &[Key]) {
-        let most = Self::MOST_KEYS;
-        let map =
-            || Cache::with(most, most as u64, UnitWeighter, Hashed::default(), DefaultLifecycle::default());
+        let (most, hasher, whole) = (Self::MOST, Hashed::default(), DefaultLifecycle::default());
+        let map = || Cache::with(4_096, most, TagCount, hasher, whole);
         self.0.get_or_init(map).insert(key.clone(), tags.into());
     }
 }

@@ -145,6 +145,11 @@ impl StoreCandidate {
         self.storing.is_some()
     }
 
+    /// Whether it will be stored as a part.
+    pub(crate) fn is_part(&self) -> bool {
+        self.storing.as_ref().is_some_and(|storing| storing.part.is_some())
+    }
+
     /// The request headers that it depends on, if any.
     pub(crate) fn names(&self) -> Option<&Names> {
         self.variant.as_ref().map(|variant| &variant.names)
@@ -157,7 +162,7 @@ impl StoreCandidate {
 
     /// The response for waiters during the load, with a body of this length. `None` for a part: waiters may need another part.
     pub(crate) fn shared_body(&self, length: u64) -> Option<SharedBody> {
-        if self.storing.as_ref().is_some_and(|storing| storing.part.is_some()) {
+        if self.is_part() {
             return None;
         }
         let Self { head, variant, came, now, .. } = self;

@@ -20,7 +20,7 @@ use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::hold_back::HELD_BACK;
 use super::side_commit::SideCommit;
 use super::stored::{VariantId, is_replayable, is_storable};
-use super::tags::CacheTagger;
+use super::tags::{CacheTagger, own_tags};
 use super::tee::{Teed, ends_with_head, has_no_content, tee};
 use super::upstream::{UpstreamBody, UpstreamError};
 use crate::error::{Error, Failure};
@@ -39,7 +39,7 @@ use crate::loader::{Delivery, LeaseState, LoadOutput, LoadResult, OwnSender};
 use crate::observe::{self, Outcome, log, warn_if};
 use crate::policy::Policy;
 use crate::sync::lock;
-use crate::value::entry::Unstored;
+use crate::value::entry::{TagId, Unstored};
 
 /// One answer of the inner service, and its recipients.
 pub(super) struct ResponseCommit {
@@ -404,14 +404,32 @@ impl ResponseCommit {
         Response::from_parts(head, body)
     }
 
+    /// Gives the response the tags that the stored one has besides its policy's. With more than `max_tags` it is not stored.
+    pub(crate) fn add_previous_tags(&self, candidate: &mut StoreCandidate) {
+        let Self { state, policy, load_request, previous, .. } = self;
+        let Some(previous) = previous else { return };
+        for TagId { tag, .. } in own_tags(&previous.entry, state, policy, &load_request.resource) {
+            if candidate.tags.iter().all(|known| known.name() != tag.name()) {
+                candidate.tags.push(tag);
+            }
+        }
+        if candidate.tags.len() > policy.max_tags {
+            candidate.not_stored();
+        }
+    }
+
     /// The result of a complete response, which a side commit stores under its own key.
     async fn store(
         &mut self,
-        candidate: StoreCandidate,
+        mut candidate: StoreCandidate,
         body: Bytes,
         trailers: Option<HeaderMap>,
         status: StatusCode,
     ) -> LoadResult {
+        if candidate.is_part() {
+            // It may be joined with the stored part, which then keeps its tags.
+            self.add_previous_tags(&mut candidate);
+        }
         let previous = self.previous.as_ref();
         let result = candidate.finish(body, trailers, previous, self.unstored(status), &self.policy);
         self.side_commit.store(result, is_failure(status)).await

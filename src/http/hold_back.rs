@@ -59,7 +59,7 @@ pub(super) async fn hold_back(
     else {
         return;
     };
-    // A stale window, because jitter shortens the freshness: the origin would be asked before its time.
+    // A stale window, because jitter shortens the freshness: loads would begin before its end.
     let lifetimes = Lifetimes { stale_if_error: time, ..Lifetimes::default() };
     let result = LoadResult::Value {
         encoding: Encoding::RAW,
@@ -78,7 +78,7 @@ pub(super) async fn hold_back(
 
 /// The response in place of the inner service's. Without `Cache-Control`: with `no-store` each waiter would get a load of its own.
 pub(super) fn held_response(left: Duration) -> Response<UpstreamBody> {
-    const TEXT: &[u8] = b"the origin of this resource has asked for a pause\n";
+    const TEXT: &[u8] = b"the origin of this resource is unavailable for a while\n";
     let mut response = Response::new(Box::pin(GuardedBody::from(Bytes::from_static(TEXT))) as UpstreamBody);
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     let seconds = left.as_millis().div_ceil(1000) as u64;

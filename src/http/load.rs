@@ -18,7 +18,7 @@ use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, ResponseCommit
 use super::hold_back::{held_back, held_response, hold_back};
 use super::side_commit::SideCommit;
 use super::stored::{ResponseMeta, StoredResponse};
-use super::tags::{CacheTagger, own_tags};
+use super::tags::CacheTagger;
 use super::upstream::{UpstreamBody, UpstreamError, UpstreamRequest, UpstreamResponse};
 use crate::error::Failure;
 use crate::guard::load::Times;
@@ -28,7 +28,6 @@ use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::{add_conditions, freshened, is_about, remove_conditions};
 use crate::http_rules::fields::retry_after;
 use crate::http_rules::freshness::{LoadFailure, corrected_initial_age, instead_of};
-use crate::key::Key;
 use crate::loader::{LeaseState, LoadInput, LoadOutput, LoadResult, LoadScope, Loader, OwnAnswer};
 use crate::observe::{Count, Outcome, failure_text};
 use crate::policy::Policy;
@@ -129,7 +128,7 @@ impl ResponseCommit {
             Err(error) => return self.fail(error).await,
         };
         let status = response.status();
-        // A load that is held back says nothing about the origin's capacity.
+        // An adaptive limit counts a load that is held back as refused: it must not let more loads run.
         let end = if self.is_held_back { LoadEnd::Refused } else { end_of(status) };
         if status == StatusCode::SERVICE_UNAVAILABLE && may_hold_back && !self.is_held_back {
             let resource = &self.load_request.resource;
@@ -169,7 +168,8 @@ impl ResponseCommit {
     async fn forward(&mut self, mut request: UpstreamRequest) -> (UpstreamResponse, bool) {
         let again = self.stored_whole().and_then(|_| request.copy());
         self.put_conditions(request.head.headers_mut());
-        request.head.extensions_mut().insert(self.tagger.clone());
+        // Of a guard outside this one, if there is one: its response has the same tags.
+        self.tagger = request.head.extensions_mut().get_or_insert_default::<CacheTagger>().clone();
         let mut sent_at = Instant::now();
         let response_future = request.send();
         self.load_request.state().progress = Progress::Forwarded;
@@ -280,14 +280,6 @@ impl ResponseCommit {
         }
     }
 
-    /// The tags that the stored response has besides the policy's.
-    fn previous_tags(&self) -> Vec<Key> {
-        let Self { state, policy, load_request, previous, .. } = self;
-        previous.as_ref().map_or_else(Vec::new, |previous| {
-            own_tags(&previous.entry, state, policy, &load_request.resource)
-        })
-    }
-
     /// Handles a 304 that confirms the stored response (RFC 9111, 4.3.4): updates its head by that of the 304, stores it again, and
     /// answers with it.
     async fn validated(
@@ -303,6 +295,7 @@ impl ResponseCommit {
         if let (Some(stated), None) = (stated, head.extensions.get::<CacheTerms>()) {
             head.extensions.insert(*stated);
         }
+        let has_tags = self.tagger.has_tags(&head);
         let candidate = self.candidate(&head, SizeHint::with_exact(body.len() as u64));
         let is_too_old = candidate.as_ref().is_ok_and(|candidate| candidate.is_too_old);
         let trailers = trailers.map(|trailers| *trailers);
@@ -311,8 +304,8 @@ impl ResponseCommit {
                 self.invalidate_if_names_changed(&mut candidate).await;
                 let ttl = candidate.ttl();
                 let unstored = self.unstored(status);
-                if candidate.tags.is_empty() {
-                    candidate.tags = self.previous_tags();
+                if !has_tags {
+                    self.add_previous_tags(&mut candidate);
                 }
                 if let Some(tag) = candidate.add_digest_tag(&body, &self.policy) {
                     head.headers.insert(ETAG, tag);

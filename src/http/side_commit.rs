@@ -41,7 +41,7 @@ pub(crate) struct SideLease {
     state: Arc<GuardState>,
     tagged: Vec<TagId>,
     /// The load's id in the journal of tags, if it has entered it.
-    journaled: Option<Uuid>,
+    journal_entry: Option<Uuid>,
 }
 
 impl SideCommit {
@@ -60,14 +60,21 @@ impl SideCommit {
         let tags = policy.tag_keys(&state.namespace, key);
         let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout);
         let enter = async { if may_tag { state.enter_load(policy).await } else { None } };
-        let (tagged, journaled) = tokio::join!(tagged, enter);
+        let (tagged, journal_entry) = tokio::join!(tagged, enter);
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;
             return Self::Refused;
         };
         let lease = RenewedLease::new(lease, Instant::now() + policy.load_timeout);
         let (key, policy, state) = (key.clone(), Arc::clone(policy), Arc::clone(state));
-        Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged, journaled }))
+        Self::Granted(Box::new(SideLease { lease, key, policy, state, tagged, journal_entry }))
+    }
+
+    /// Gives the response these tags with these ids, which the entry has that it replaces.
+    pub(crate) fn keep_tags(&mut self, tags: Vec<TagId>) {
+        if let Self::Granted(granted) = self {
+            granted.tagged.extend(tags);
+        }
     }
 
     /// Stores the response if that is allowed. The result shares the response with the waiters of its own flight only if the
@@ -81,10 +88,10 @@ impl SideCommit {
                 LoadResult::Value { encoding, payload, packed, lifetimes, tags, .. },
             ) => {
                 let stored = granted.store(encoding, (payload.clone(), packed), lifetimes, &tags).await;
-                unstored(encoding, payload, stored || is_failure)
+                unstored(encoding, payload, tags, stored || is_failure)
             }
-            (Self::Refused, LoadResult::Value { encoding, payload, .. }) => {
-                unstored(encoding, payload, is_failure)
+            (Self::Refused, LoadResult::Value { encoding, payload, tags, .. }) => {
+                unstored(encoding, payload, tags, is_failure)
             }
             (mut side_commit, result) => {
                 side_commit.leave().await;
@@ -112,14 +119,14 @@ impl SideLease {
         lifetimes: Lifetimes,
         late: &[Key],
     ) -> bool {
-        let Self { lease, key, policy, state, mut tagged, journaled } = self;
+        let Self { lease, key, policy, state, mut tagged, journal_entry } = self;
         let Some(lease) = lease.take().await else { return false };
         let now = state.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         let is_current = late.is_empty() || {
             policy.counters.added_tags();
             let life = policy.longer_tag_life(lifetimes).unwrap_or_else(|| policy.tag_life());
-            let ids = state.late_ids(journaled, late, life, policy.command_timeout).await;
+            let ids = state.late_ids(journal_entry, late, life, policy.command_timeout).await;
             ids.ok().flatten().map(|ids| tagged.extend(ids)).is_some()
         };
         if keep.is_zero() || !is_current {
@@ -180,12 +187,11 @@ impl RenewedLease {
 }
 
 /// A result that is not stored under the flight's key: if it is `shared`, its waiters receive it, otherwise only the client that loaded it.
-fn unstored(encoding: Encoding, payload: Bytes, shared: bool) -> LoadResult {
+fn unstored(encoding: Encoding, payload: Bytes, tags: Vec<Key>, shared: bool) -> LoadResult {
     if !shared {
         return LoadResult::says_nothing();
     }
-    let (packed, lifetimes, validator, tags) =
-        (Packed::default(), Lifetimes::default(), Bytes::new(), Vec::new());
+    let (packed, lifetimes, validator) = (Packed::default(), Lifetimes::default(), Bytes::new());
     // `SaysNothing` has no effect here: no entry is stored under the key of this flight.
     let (status_only, unstored) = (None, Unstored::SaysNothing);
     LoadResult::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }

@@ -1,6 +1,5 @@
 //! [`CacheTags`] and [`CacheTagger`]: the tags that a handler gives its response, by which the response is invalidated.
 
-use std::mem::take;
 use std::sync::{Arc, Mutex};
 
 use http::header::HeaderMap;
@@ -15,7 +14,7 @@ use crate::http_rules::settings::TagHeaders;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
 use crate::sync::lock;
-use crate::value::entry::{Entry, tag_keys};
+use crate::value::entry::{Entry, TagId, add_tags};
 
 /// The tags of a response: [`invalidate_tag`](crate::StampedeGuard::invalidate_tag) with any of them invalidates it, in all processes.
 ///
@@ -24,11 +23,13 @@ use crate::value::entry::{Entry, tag_keys};
 /// see the tags.
 ///
 /// A response has the tags of its last `CacheTags` and those of its [`CacheTagger`], at most
-/// [`max_tags`](crate::PolicyBuilder::max_tags). With more, or with an empty one, it is not stored, and the log says so. A 304 without tags leaves the stored response its tags.
+/// [`max_tags`](crate::PolicyBuilder::max_tags). With more, or with an empty one, it is not stored, and the log says so. A 304 without tags
+/// leaves the stored response its tags.
 ///
 /// # Consistency
 ///
-/// A hit on a response with tags costs a second round trip, or none from memory.
+/// A hit reads the ids of the tags with the response, in one command; the first hit of a process on it needs a second one. A hit from
+/// memory needs none.
 ///
 /// # Examples
 ///
@@ -111,13 +112,19 @@ impl CacheTagger {
             true => groups(&head.headers, CACHE_GROUPS),
             false => Vec::new(),
         };
-        let mut tags = take(&mut *lock(&self.0));
+        let mut tags = lock(&self.0).clone();
         if let Some(CacheTags(own)) = head.extensions.get() {
             tags.extend(own.iter().cloned());
         }
-        let tags = tag_keys(&state.namespace, tags, (groups.len(), policy.max_tags))?;
-        let of_group = |group: &String| resource.of_group(&state.namespace, group);
-        Ok(tags.into_iter().chain(groups.iter().filter_map(of_group)).collect())
+        let mut all: Vec<_> =
+            groups.iter().filter_map(|group| resource.of_group(&state.namespace, group)).collect();
+        add_tags(&mut all, &state.namespace, tags, policy.max_tags)?;
+        Ok(all)
+    }
+
+    /// Whether the response with this head has tags besides its groups.
+    pub(super) fn has_tags(&self, head: &Parts) -> bool {
+        head.extensions.get::<CacheTags>().is_some() || !lock(&self.0).is_empty()
     }
 }
 
@@ -166,11 +173,13 @@ pub(super) fn invalidate_groups(
     invalidation
 }
 
-/// The tags that a stored response has besides its policy's.
-pub(super) fn own_tags(entry: &Entry, state: &GuardState, policy: &Policy, key: &Key) -> Vec<Key> {
+/// The tags, with their ids, that a stored response has besides its policy's.
+pub(super) fn own_tags(entry: &Entry, state: &GuardState, policy: &Policy, key: &Key) -> Vec<TagId> {
     let of_policy = policy.tag_keys(&state.namespace, key);
-    let tags = entry.tags.iter().map(|(name, _)| Key::of_name(name));
-    tags.filter(|tag| !of_policy.contains(tag)).collect()
+    // By name: a key that was made of an entry's text has no other text than its name.
+    let is_own = |name: &str| of_policy.iter().all(|tag| tag.name() != name);
+    let own = entry.tags.iter().filter(|(name, _)| is_own(name));
+    own.map(|(name, id)| TagId { tag: Key::of_name(name), id }).collect()
 }
 
 #[cfg(feature = "axum")]

@@ -218,8 +218,7 @@ async fn update_by_head(
             if let Verdict::Store(storing) = classify(&confirmed, &rules)
                 && storing.vary == Vary::Nothing
             {
-                let mut candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
-                candidate.tags = own_tags(&stored.entry, state, policy, &key);
+                let candidate = StoreCandidate::stored(&head, storing, None, &policy.lifetimes(), now);
                 let trailers = trailers.map(|trailers| *trailers);
                 let fresh = candidate.finish(body.clone(), trailers, None, Unstored::OfResource, policy);
                 freshen(guard, key, seen, fresh).await;
@@ -302,8 +301,10 @@ fn of_answer(
     status: StatusCode,
     headers: &HeaderMap,
 ) -> Invalidation {
-    let invalidation = of_keys(guard, changed.keys(status, headers));
-    invalidate_groups(invalidation, &changed.target_keys(), headers)
+    let keys = changed.keys(status, headers);
+    // After an error there is no key, and no change is known.
+    let resources = if keys.is_empty() { Vec::new() } else { changed.target_keys() };
+    invalidate_groups(of_keys(guard, keys), &resources, headers)
 }
 
 /// Sends an invalidation. Continues in the background if the store takes longer than the request may wait.
@@ -356,7 +357,10 @@ async fn freshen(guard: &StampedeGuard, key: Key, seen: Arc<StoredEntry>, fresh:
             SideCommit::Granted(_) => read_entry(Call { state, policy, key: &key }).await.ok().flatten(),
             SideCommit::No | SideCommit::Refused => None,
         };
-        if stored.is_some_and(|stored| stored.raw(&key) == raw) {
+        if let Some(stored) = stored.filter(|stored| stored.raw(&key) == raw) {
+            if let Some(entry) = stored.value() {
+                side_commit.keep_tags(own_tags(entry, state, policy, &key));
+            }
             side_commit.store(fresh, false).await;
         } else {
             side_commit.leave().await;

@@ -16,7 +16,7 @@ pub(crate) const CACHE_GROUP_INVALIDATION: &str = "cache-group-invalidation";
 /// The strings in this field, without their parameters. None if the field is absent, or is no list of strings: a field that is malformed,
 /// or has a member of another type, is ignored as a whole (RFC 9651, 4.2).
 pub(crate) fn groups(headers: &HeaderMap, name: &str) -> Vec<String> {
-    let mut members = Members::default();
+    let mut members = GroupList::default();
     let Some(field) = whole_field(headers, name) else { return Vec::new() };
     if Parser::new(&field).parse_list_with_visitor(&mut members).is_err() {
         return Vec::new();
@@ -29,9 +29,9 @@ pub(crate) fn groups(headers: &HeaderMap, name: &str) -> Vec<String> {
 }
 
 #[derive(Default)]
-struct Members(Vec<Option<BareItem>>);
+struct GroupList(Vec<Option<BareItem>>);
 
-impl<'de> ListVisitor<'de> for &mut Members {
+impl<'de> ListVisitor<'de> for &mut GroupList {
     type Out = ();
     type Error = Infallible;
 

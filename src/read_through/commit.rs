@@ -111,7 +111,12 @@ impl FlightTask {
         let mut tags = start.tags.unwrap_or_default();
         let (mut is_outdated, mut ticket) = (false, None);
         if let LoadResult::Value { tags: late, lifetimes, .. } = &mut result {
-            let (late, longer) = (std::mem::take(late), self.policy.longer_tag_life(*lifetimes));
+            let (mut late, longer) = (std::mem::take(late), self.policy.longer_tag_life(*lifetimes));
+            late.retain(|late| tags.iter().all(|tagged| tagged.tag.name() != late.name()));
+            if !start.had_lease {
+                // Nothing was to be stored, so no tag is needed.
+                late.clear();
+            }
             // The ticket is taken before the tags' ids are read again, and before the commit is sent.
             ticket = self.ticket(tags.iter().map(|tagged| &tagged.tag).chain(&late));
             let life = longer.filter(|_| is_leased);
@@ -119,7 +124,7 @@ impl FlightTask {
             if !late.is_empty() {
                 self.policy.counters.added_tags();
                 let life = longer.unwrap_or_else(|| self.policy.tag_life());
-                match self.late_ids(start.journaled, &late, life).await {
+                match self.late_ids(start.journal_entry, &late, life).await {
                     Some(mut ids) => {
                         self.state.known_tags.note(&self.flight.key, &late);
                         tags.append(&mut ids);
@@ -489,14 +494,14 @@ impl FlightTask {
         let tags = policy.tag_keys(&state.namespace, &flight.key);
         let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout);
         let enter = async { if may_tag { state.enter_load(policy).await } else { None } };
-        let (tags, journaled) = tokio::join!(tags, enter);
+        let (tags, journal_entry) = tokio::join!(tags, enter);
         if tags.is_err() {
             state.count(GuardCount::store_errors);
         }
-        LoadStart { sent_at, had_lease, tags, journaled }
+        LoadStart { sent_at, had_lease, tags, journal_entry }
     }
 
-    /// As [`GuardState::late_ids`]. Asks a second time if the store does not answer.
+    /// As [`GuardState::late_ids`]. Reads a second time if the store does not answer.
     async fn late_ids(&self, load: Option<Uuid>, tags: &[Key], life: Duration) -> Option<Vec<TagId>> {
         let (state, within) = (&self.state, self.policy.command_timeout);
         let ids = state.late_ids(load, tags, life, within).await;

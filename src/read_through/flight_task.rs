@@ -359,13 +359,13 @@ pub(crate) struct LoadStart {
     /// invalidation of it.
     pub(super) tags: StoreResult<Vec<TagId>>,
     /// The load's id in the journal of tags, if it has entered it.
-    pub(super) journaled: Option<Uuid>,
+    pub(super) journal_entry: Option<Uuid>,
 }
 
 impl LoadStart {
     /// The start time and tags of a flight that ends without a load.
     fn none() -> Self {
-        Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()), journaled: None }
+        Self { sent_at: SentAt::now(), had_lease: false, tags: Ok(Vec::new()), journal_entry: None }
     }
 }
 

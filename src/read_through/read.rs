@@ -249,11 +249,11 @@ impl<'a, 't> EntryRead<'a, 't> {
     /// As [`read_checked`](Self::read_checked). Also reads the ids of these tags, which the entry probably has, in the same round trip.
     async fn read_with(self, known: &[Key], ticket: &mut Option<Ticket>) -> StoreResult<Option<Content>> {
         let Self { state, key, tags, within, .. } = self;
-        let servable = state.retained.servable(key, tags);
+        let all = [tags, known].concat();
+        let servable = state.retained.servable(key, &all);
         if let Some(ticket) = ticket {
             state.local.add_tags(ticket, known);
         }
-        let all = [tags, known].concat();
         let (mut entry, ids) = state.store.look_up_tagged(std::slice::from_ref(key), &all, within).await?;
         self.checked(entry.pop().flatten(), (&all, &ids), servable, ticket).await
     }
@@ -343,16 +343,18 @@ impl<'a, 't> EntryRead<'a, 't> {
     ) -> StoreResult<Content> {
         let Self { state, key, tags, within, .. } = self;
         let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
-        let must_have = |tag: &Key| tags.contains(tag) || entry.tags.id_of(tag).is_some();
+        // By name: a key that was made of an entry's text has no other text than its name.
+        let has = |tags: &[Key], tag: &Key| tags.iter().any(|known| known.name() == tag.name());
+        let must_have = |tag: &Key| has(tags, tag) || entry.tags.id_of(tag).is_some();
         if !read.iter().zip(ids).filter(|(tag, _)| must_have(tag)).all(same) {
             return Ok(Err(entry.encode(key)));
         }
-        let own = entry.tags.iter().map(|(name, _)| Key::of_name(name)).filter(|tag| !tags.contains(tag));
+        let own = entry.tags.iter().map(|(name, _)| Key::of_name(name)).filter(|tag| !has(tags, tag));
         let own: Vec<_> = own.collect();
         if !own.is_empty() && state.retained.has_tag(&own) {
             return Ok(Err(entry.encode(key)));
         }
-        let unread: Vec<_> = own.iter().filter(|tag| !read.contains(tag)).cloned().collect();
+        let unread: Vec<_> = own.iter().filter(|tag| !has(read, tag)).cloned().collect();
         if !unread.is_empty() {
             state.known_tags.note(key, &own);
             if let Some(ticket) = ticket {

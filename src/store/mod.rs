@@ -400,8 +400,8 @@ impl Store {
         )
     }
 
-    /// Notes in the journal that a tag is invalidated, and then removes its id. On one server the same step announces the change. A [voided](Attempts) attempt changes
-    /// nothing, as in [`invalidate`](Self::invalidate).
+    /// Notes in the journal that a tag is invalidated, and then removes its id. On one server the same step announces the change. A
+    /// [voided](Attempts) attempt changes nothing, as in [`invalidate`](Self::invalidate).
     pub(crate) async fn forget_tag(
         &self,
         tag: &Key,

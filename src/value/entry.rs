@@ -27,6 +27,7 @@ mod tags_tests;
 #[path = "../../tests/unit/value/entry_tests.rs"]
 mod tests;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -548,25 +549,31 @@ pub(crate) struct TagId {
     pub(crate) id: u64,
 }
 
-/// A caller's tags as keys, of which a value may have `most`. `before` is the number of tags that the value has already.
-pub(crate) fn tag_keys<K: Into<CacheKey>>(
+/// Adds a caller's tags to those that a value `has`, each once; it may have `most`. In case of an error it has what it had.
+pub(crate) fn add_tags<K: Into<CacheKey>>(
+    has: &mut Vec<Key>,
     namespace: &str,
     tags: impl IntoIterator<Item = K>,
-    (before, most): (usize, usize),
-) -> Result<Vec<Key>, Error> {
+    most: usize,
+) -> Result<(), Error> {
     let tags: Vec<CacheKey> = tags.into_iter().map(Into::into).collect();
     let refused = |text: String| Err(Error::new(ErrorKind::InvalidKey, text));
     if tags.iter().any(CacheKey::is_empty) {
         return refused("a tag is empty: give it at least one character".to_owned());
     }
-    let all = before + tags.len();
+    let before = has.len();
+    let mut names: HashSet<Box<str>> = has.iter().map(|tag| tag.name().into()).collect();
+    let tags = tags.iter().map(|tag| Key::new(namespace, tag));
+    has.extend(tags.filter(|tag| names.insert(tag.name().into())));
+    let all = has.len();
     if all > most {
+        has.truncate(before);
         return refused(format!(
             "{all} tags are more than max_tags, which is {most}: the value is not stored. Raise max_tags, or give the policy the tags that \
              many values share"
         ));
     }
-    Ok(tags.iter().map(|tag| Key::new(namespace, tag)).collect())
+    Ok(())
 }
 
 /// The reserved name of the tag of everything in a namespace.

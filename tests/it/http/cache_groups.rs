@@ -141,3 +141,15 @@ async fn without_the_setting_the_fields_have_no_effect() {
     ask(&shop, request("POST", "/upload", &[("x-fields", r#"cache-group-invalidation="a""#)])).await;
     assert!(is_stored(&other, "/a").await);
 }
+
+/// As for the target's own URI (RFC 9111, 4.4): after an error no change is known.
+#[tokio::test(start_paused = true)]
+async fn a_refused_change_invalidates_no_group() {
+    for (status, stays) in [("403", true), ("500", true), ("303", false)] {
+        let [shop, other] = processes(groups);
+        stored(&shop, "/a", r#"cache-groups="a""#).await;
+        let fields = [("x-fields", r#"cache-group-invalidation="a""#), ("x-status", status)];
+        ask(&shop, request("POST", "/upload", &fields)).await;
+        assert_eq!(is_stored(&other, "/a").await, stays, "{status}");
+    }
+}

@@ -301,3 +301,91 @@ async fn headers_of_the_origin_are_tags_if_the_policy_names_them() {
     ask(&shop, get("/")).await;
     assert!(!is_stored(&other, "/").await);
 }
+
+/// A response with the fields of Cache Groups, whose 304 and whose other part do not repeat the tags of the handler.
+fn grouped(calls_with_tags: usize) -> Inner {
+    Inner::with(move |n, request| {
+        let fields = [("cache-control", "max-age=60"), ("etag", "\"a\""), ("cache-groups", "\"g\"")];
+        let mut response = match (sent(request, "if-none-match"), sent(request, "range")) {
+            ("", "") => respond(200, &fields, whole("abcd")),
+            ("", range) => {
+                let (first, text) = if range == "bytes=0-1" { (0, "ab") } else { (2, "cd") };
+                let part = format!("bytes {first}-{}/4", first + 1);
+                let mut response = respond(206, &fields, whole(text));
+                add(&mut response, &[("content-range", &part)]);
+                response
+            }
+            _ => respond(304, &fields[..2], Boxed::default()),
+        };
+        if n <= calls_with_tags {
+            response.extensions_mut().insert(CacheTags::new([("article", 7)]));
+        }
+        Ok(response)
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_validated_response_and_a_joined_part_keep_their_tags_beside_their_groups() {
+    for parts in [false, true] {
+        for (invalidates, is_gone) in [("article:7", true), ("article:8", false)] {
+            let inner = grouped(1);
+            let [(guard, shop), (_, other)] =
+                processes(&inner, || policy().http(HttpPolicy::default().cache_groups(true)));
+            let requests = match parts {
+                true => ["bytes=0-1", "bytes=2-3"].map(|range| request("GET", "/", &[("range", range)])),
+                false => [get("/"), request("GET", "/", &[("cache-control", "no-cache")])],
+            };
+            for request in requests {
+                ask(&shop, request).await;
+            }
+            assert_eq!((ask(&other, get("/")).await.text(), inner.calls()), ("abcd", 2), "{parts}");
+            let (name, id) = invalidates.split_once(':').unwrap();
+            guard.invalidate_tag((name, id.parse::<u64>().unwrap())).await.unwrap();
+            assert_eq!(is_stored(&other, "/").await, !is_gone, "{parts}, {invalidates}");
+        }
+    }
+}
+
+/// The tag of a path this long is a digest. It is not among the response's own tags, however often that is validated.
+#[tokio::test(start_paused = true)]
+async fn validations_do_not_add_tags() {
+    let uri = format!("/{}", "a".repeat(500));
+    let http = HttpPolicy::default().authority("shop.example").path_tags(true);
+    let [(guard, shop), (_, other)] = processes(&grouped(1), || policy().max_tags(1).http(http.clone()));
+    ask(&shop, get(&uri)).await;
+    for n in 0..4 {
+        let again = ask(&shop, request("GET", &uri, &[("cache-control", "no-cache")])).await;
+        assert_eq!(again.status, 200);
+        assert!(is_stored(&other, &uri).await, "{n}: max_tags(1) has room for the tag of the handler");
+    }
+    guard.invalidate_path(&uri).await.unwrap();
+    assert!(!is_stored(&other, &uri).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_extends_the_life_of_a_response_with_tags() {
+    let [(guard, shop), (_, other)] = processes(&grouped(1), policy);
+    ask(&shop, get("/")).await;
+    tokio::time::advance(secs(59)).await;
+    let head = request("HEAD", "/", &[("cache-control", "no-cache")]);
+    assert_eq!(ask(&shop, head).await.status, 200);
+    settle().await;
+    tokio::time::advance(secs(10)).await;
+    assert!(is_stored(&other, "/").await);
+    guard.invalidate_tag(("article", 7)).await.unwrap();
+    assert!(!is_stored(&other, "/").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tag_that_is_named_many_times_counts_once() {
+    let inner = Inner::with(|n, request| {
+        let tagger = request.extensions().get::<CacheTagger>().expect("of the guard").clone();
+        (0..1_000).for_each(|row| tagger.tag([("author", row % 2)]));
+        Ok(page(n, request))
+    });
+    let [(guard, shop), (_, other)] = processes(&inner, || policy().max_tags(2));
+    ask(&shop, get("/")).await;
+    assert!(is_stored(&other, "/").await);
+    guard.invalidate_tag(("author", 1)).await.unwrap();
+    assert!(!is_stored(&other, "/").await);
+}
