@@ -62,6 +62,7 @@ mod tests {
         groups(&headers, CACHE_GROUPS)
     }
 
+    /// D2
     #[test]
     fn a_list_of_strings_is_read() {
         let cases: [(&[&str], &[&str]); 8] = [
@@ -82,6 +83,7 @@ mod tests {
         assert_eq!(read(&[&line]), many, "RFC 9875, 2: at least 32 groups of 32 characters");
     }
 
+    /// D1
     #[test]
     fn a_field_that_is_no_list_of_strings_is_ignored() {
         for line in [

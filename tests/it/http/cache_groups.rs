@@ -43,7 +43,7 @@ async fn is_stored(shop: &Shop, uri: &str) -> bool {
     ask(shop, request("GET", uri, &[("cache-control", "only-if-cached")])).await.status == 200
 }
 
-/// RFC 9875, 2.1 and 3: of the same origin, with the same string, compared with case, in any position and whatever the parameters.
+/// D1, D3 (RFC 9875, 2.1 and 3): of the same origin, with the same string, compared with case, in any position and whatever the parameters.
 #[tokio::test(start_paused = true)]
 async fn an_unsafe_response_invalidates_the_groups_that_it_names() {
     for (invalidates, gone) in [
@@ -80,7 +80,7 @@ async fn an_unsafe_response_invalidates_the_groups_that_it_names() {
     }
 }
 
-/// RFC 9875, 3: the field must be ignored in responses to safe methods. Responses of groups do not invalidate one another (2.2.1).
+/// D6 (RFC 9875, 3): the field must be ignored in responses to safe methods. D4: responses of groups do not invalidate one another (2.2.1).
 #[tokio::test(start_paused = true)]
 async fn a_safe_method_invalidates_no_group() {
     for method in ["GET", "HEAD", "OPTIONS"] {
@@ -99,7 +99,7 @@ async fn a_safe_method_invalidates_no_group() {
     }
 }
 
-/// RFC 9875, 2: at least 32 groups of 32 characters.
+/// D2 (RFC 9875, 2): at least 32 groups of 32 characters.
 #[tokio::test(start_paused = true)]
 async fn a_response_may_belong_to_32_groups_of_32_characters() {
     let group = |n: usize| format!("\"{n:032}\"");
@@ -119,7 +119,7 @@ async fn a_response_may_belong_to_32_groups_of_32_characters() {
     assert!(!is_stored(&other, "/a").await);
 }
 
-/// A load that began before the invalidation is not stored.
+/// D5: a load that began before the invalidation is not stored.
 #[tokio::test(start_paused = true)]
 async fn an_invalidation_wins_over_a_running_load() {
     let inner = origin().held_separately();
@@ -142,7 +142,7 @@ async fn without_the_setting_the_fields_have_no_effect() {
     assert!(is_stored(&other, "/a").await);
 }
 
-/// As for the target's own URI (RFC 9111, 4.4): after an error no change is known.
+/// D5: as for the target's own URI (RFC 9111, 4.4): after an error no change is known.
 #[tokio::test(start_paused = true)]
 async fn a_refused_change_invalidates_no_group() {
     for (status, stays) in [("403", true), ("500", true), ("303", false)] {
