@@ -362,7 +362,7 @@ setters! { PolicyBuilder:
     compress_from(bytes: usize => policy.compress_from);
 
     /// How many tags of its own a value or a response may have besides the policy's: by [`LoadContext::tag`](crate::LoadContext::tag),
-    /// [`insert_with_tags`](crate::StampedeGuard::insert_with_tags), or [`CacheTags`](crate::http::CacheTags). With more it is not stored,
+    /// [`insert_with_tags`](crate::StampedeGuard::insert_with_tags), or `http::CacheTags`. With more it is not stored,
     /// and never stored without some of them. At most 256. Defaults to 64.
     max_tags(tags: usize => policy.max_tags);
 
