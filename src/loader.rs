@@ -293,7 +293,7 @@ impl Loader {
         }
     }
 
-    /// A loader whose load may add tags to its value.
+    /// The same loader, for a load that may add tags to its value.
     pub(crate) fn that_may_tag(self) -> Self {
         Self { may_tag: true, ..self }
     }

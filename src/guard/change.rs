@@ -139,18 +139,15 @@ impl Change {
     async fn replicated(&self) -> Result<(), Error> {
         let Self { guard, target: ChangeTarget { key, .. }, what, .. } = self;
         let Some((replicas, timeout)) = guard.policy.replicas else { return Ok(()) };
-        let (state, store) = (&guard.state, &guard.state.store);
-        let have = async {
-            let have = store.replicated(key, replicas, timeout).await?;
-            // In a cluster the note in the journal of tags is on another server.
-            match self.target.is_tag && store.is_spread() {
-                true => Ok(have.min(store.replicated(state.local.volume(), replicas, timeout).await?)),
-                false => Ok(have),
-            }
-        };
-        let have = have.await;
-        let have =
-            have.map_err(|error| Error::store(&format!("not confirmed by replicas: {what}"), key, error))?;
+        let store = &guard.state.store;
+        // In a cluster the note in the journal of tags is on another server.
+        let journal = Some(guard.state.local.volume()).filter(|_| self.target.is_tag && store.is_spread());
+        let mut have = u32::MAX;
+        for written in [key].into_iter().chain(journal) {
+            let written = store.replicated(written, replicas, timeout).await;
+            let failed = |error| Error::store(&format!("not confirmed by replicas: {what}"), key, error);
+            have = have.min(written.map_err(failed)?);
+        }
         if have >= replicas {
             return Ok(());
         }

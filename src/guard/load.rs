@@ -96,7 +96,7 @@ impl StampedeGuard {
             context.set_validator("");
             load()
         };
-        let loader = |own: OwnResult<T, E>| Loader { may_tag: false, ..loader(load, guard.call(&key), own) };
+        let loader = |own: OwnResult<T, E>| loader(load, guard.call(&key), own);
         answer(guard.call(&key), (&reader, audits), loader, |own, _| own).await.1
     }
 
@@ -259,7 +259,7 @@ impl Load<'_> {
     {
         let guard = self.guard.current();
         let key = guard.key(self.key)?;
-        guard.load_anyway(&key, |own| loader(load, guard.call(&key), own)).await
+        guard.load_anyway(&key, |own| loader(load, guard.call(&key), own).that_may_tag()).await
     }
 
     async fn answer<T: CacheableResponse, E: SharedError, F, Fut, V>(
@@ -279,7 +279,7 @@ impl Load<'_> {
         };
         let guard = guard.current();
         let key = guard.key(key)?;
-        let loader = |result: OwnResult<T, E>| loader(load, guard.call(&key), result);
+        let loader = |result: OwnResult<T, E>| loader(load, guard.call(&key), result).that_may_tag();
         let own = |value, entry: Option<&Entry>| (own(value), Times::of_loaded(entry));
         let (outcome, result) = answer(guard.call(&key), (&reader, audits), loader, own).await;
         result.map(|(value, times)| Loaded { value, info: times.with(outcome) })

@@ -90,7 +90,6 @@ where
         let _ = own.send(own_result);
         result.into()
     })
-    .that_may_tag()
 }
 
 /// A load's result for its waiters, and for its own caller.

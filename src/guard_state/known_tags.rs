@@ -32,8 +32,8 @@ impl KnownTags {
     }
 
     pub(crate) fn note(&self, key: &Key, tags: &[Key]) {
-        let (most, hasher, whole) = (Self::MOST, Hashed::default(), DefaultLifecycle::default());
-        let map = || Cache::with(4_096, most, TagCount, hasher, whole);
+        let (keys, most) = (4_096, Self::MOST);
+        let map = || Cache::with(keys, most, TagCount, Hashed::default(), DefaultLifecycle::default());
         self.0.get_or_init(map).insert(key.clone(), tags.into());
     }
 }

@@ -38,7 +38,7 @@ use crate::store::protocol::{Announced, ChangedName};
 use crate::store::{Store, StoreError, StoreResult};
 use crate::sync::{lock, until};
 use crate::task::{StoppableWaiters, Tracked, Tracker};
-use crate::value::entry::{TagId, Unreadable};
+use crate::value::entry::{Lifetimes, TagId, Unreadable};
 use crate::value::{FlightOutcome, Found, StoredEntry};
 
 /// The longest payload to which an entry of another process is decompressed, whatever the policies of this process say. There is a
@@ -342,9 +342,23 @@ impl GuardState {
         Ok(tags.into_iter().zip(ids).map(|(tag, id)| TagId { tag, id }).collect())
     }
 
-    /// Notes in the journal of tags that a load begins whose tags may be known only at its end. Returns the load's id there; `None` if the
-    /// store does not answer, or if loads of this policy have no such tags.
-    pub(crate) async fn enter_load(&self, policy: &Policy) -> Option<Uuid> {
+    /// What a load reads when it begins: the ids of its policy's tags, and, if it `may_tag`, its id in the journal of tags, in which it is
+    /// noted.
+    pub(crate) async fn tags_at_start(
+        &self,
+        policy: &Policy,
+        key: &Key,
+        may_tag: bool,
+    ) -> (StoreResult<Vec<TagId>>, Option<Uuid>) {
+        let tags = policy.tag_keys(&self.namespace, key);
+        let ids = self.tagged(tags, policy.tag_life(), policy.command_timeout);
+        let enter = async { if may_tag { self.enter_load(policy).await } else { None } };
+        tokio::join!(ids, enter)
+    }
+
+    /// Notes a load in the journal of tags, and returns its id there. `None` if the store does not answer, or if no load of the policy has
+    /// added tags yet and this is not one of the first.
+    async fn enter_load(&self, policy: &Policy) -> Option<Uuid> {
         if !policy.counters.expects_tags() {
             return None;
         }
@@ -360,16 +374,19 @@ impl GuardState {
         }
     }
 
-    /// Reads the ids of tags at the end of the load that entered the journal as `load`. `None` if one of them may have been invalidated
-    /// since the load began.
+    /// Reads the ids of the tags that a load has added, at its end. It has entered the journal as `load`, and its value has these
+    /// lifetimes. `None` if one of the tags may have been invalidated since the load began.
     pub(crate) async fn late_ids(
         &self,
+        policy: &Policy,
         load: Option<Uuid>,
         tags: &[Key],
-        life: Duration,
-        within: Duration,
+        lifetimes: Lifetimes,
     ) -> StoreResult<Option<Vec<TagId>>> {
+        policy.counters.added_tags();
         let Some(load) = load else { return Ok(None) };
+        let (life, within) = (policy.longer_tag_life(lifetimes), policy.command_timeout);
+        let life = life.unwrap_or_else(|| policy.tag_life());
         // The ids first: an invalidation is noted in the journal before it removes the id. So one that came before this read of the ids is
         // found in the journal, and one that comes later makes these ids invalid.
         let ids = self.tagged(tags.to_vec(), life, within).await?;

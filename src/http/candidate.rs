@@ -178,8 +178,13 @@ impl StoreCandidate {
         let meta = ResponseMeta::shared_only(self.says_shared, age, variant);
         match &self.storing {
             Some(storing) => {
-                let stated = storing.stated.clone();
-                ResponseMeta { terms: storing.terms, stated, has_digest_tag: self.has_digest_tag, ..meta }
+                let handler_terms = storing.handler_terms.clone();
+                ResponseMeta {
+                    terms: storing.terms,
+                    handler_terms,
+                    has_digest_tag: self.has_digest_tag,
+                    ..meta
+                }
             }
             None => meta,
         }

@@ -149,7 +149,7 @@ struct PrecompiledFuture<F: Future> {
 }
 
 /// The answer to a request with credentials, which no cache on the way may share by the handler's terms.
-fn restricted(answer: Response<GuardedBody>) -> Response<GuardedBody> {
+fn restrict(answer: Response<GuardedBody>) -> Response<GuardedBody> {
     let (mut head, body) = answer.into_parts();
     CacheTerms::restrict(&mut head);
     Response::from_parts(head, body)
@@ -336,7 +336,7 @@ impl UpstreamRequest {
         };
         Box::pin(async move {
             let answer = self.pass(&guard, status).await?;
-            Ok(if is_for_one_user { restricted(answer) } else { answer })
+            Ok(if is_for_one_user { restrict(answer) } else { answer })
         })
     }
 

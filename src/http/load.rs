@@ -166,10 +166,10 @@ impl ResponseCommit {
     /// again without conditions, if it can be copied and its response is stored under the key of its flight. Also returns whether the
     /// first answer was such a 304.
     async fn forward(&mut self, mut request: UpstreamRequest) -> (UpstreamResponse, bool) {
-        let again = self.stored_whole().and_then(|_| request.copy());
-        self.put_conditions(request.head.headers_mut());
         // Of a guard outside this one, if there is one: its response has the same tags.
         self.tagger = request.head.extensions_mut().get_or_insert_default::<CacheTagger>().clone();
+        let again = self.stored_whole().and_then(|_| request.copy());
+        self.put_conditions(request.head.headers_mut());
         let mut sent_at = Instant::now();
         let response_future = request.send();
         self.load_request.state().progress = Progress::Forwarded;
@@ -191,7 +191,6 @@ impl ResponseCommit {
         });
         if let Some(mut again) = again.filter(|_| is_contradicted && stored_at.is_none()) {
             remove_conditions(again.head.headers_mut());
-            again.head.extensions_mut().insert(self.tagger.clone());
             sent_at = Instant::now();
             response = again.send().await;
         }
@@ -291,9 +290,10 @@ impl ResponseCommit {
         let mut head = head_of(status, version, freshened(&headers, confirmation.headers()));
         // The extensions of the 304, such as `DoNotStore`, hold for the response that it confirms.
         head.extensions.extend(std::mem::take(confirmation.extensions_mut()));
-        let stated = self.previous.as_ref().and_then(|previous| previous.meta.stated.as_deref());
-        if let (Some(stated), None) = (stated, head.extensions.get::<CacheTerms>()) {
-            head.extensions.insert(*stated);
+        let previous_terms =
+            self.previous.as_ref().and_then(|previous| previous.meta.handler_terms.as_deref());
+        if let (Some(terms), None) = (previous_terms, head.extensions.get::<CacheTerms>()) {
+            head.extensions.insert(*terms);
         }
         let has_tags = self.tagger.has_tags(&head);
         let candidate = self.candidate(&head, SizeHint::with_exact(body.len() as u64));

@@ -95,7 +95,8 @@ where
         let (head, body) = request.into_parts();
         let mut head = Request::from_parts(head, ());
         let guard = self.guard.current();
-        let (shadow, tag_headers) = (guard.parts().1.shadow, guard.parts().1.http.tag_headers.clone());
+        let (_, policy) = guard.parts();
+        let (shadow, tag_headers) = (policy.shadow, policy.http.tag_headers.clone());
         let answer = match Exchange::begin(&mut head, !body.is_end_stream(), guard, shadow) {
             Exchange::Hit(response) => PendingAnswer::Hit(Some(response)),
             exchange => {

@@ -57,10 +57,7 @@ impl SideCommit {
         (rejected, may_tag): (Option<Arc<StoredEntry>>, bool),
     ) -> Self {
         let Some(lease) = lease_if_free(state, key, policy, rejected).await else { return Self::Refused };
-        let tags = policy.tag_keys(&state.namespace, key);
-        let tagged = state.tagged(tags, policy.tag_life(), policy.command_timeout);
-        let enter = async { if may_tag { state.enter_load(policy).await } else { None } };
-        let (tagged, journal_entry) = tokio::join!(tagged, enter);
+        let (tagged, journal_entry) = state.tags_at_start(policy, key, may_tag).await;
         let Ok(tagged) = tagged else {
             lease.hand_over(0).await;
             return Self::Refused;
@@ -124,9 +121,7 @@ impl SideLease {
         let now = state.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         let is_current = late.is_empty() || {
-            policy.counters.added_tags();
-            let life = policy.longer_tag_life(lifetimes).unwrap_or_else(|| policy.tag_life());
-            let ids = state.late_ids(journal_entry, late, life, policy.command_timeout).await;
+            let ids = state.late_ids(&policy, journal_entry, late, lifetimes).await;
             ids.ok().flatten().map(|ids| tagged.extend(ids)).is_some()
         };
         if keep.is_zero() || !is_current {

@@ -437,7 +437,7 @@ pub(crate) struct ResponseMeta {
     /// Boxed, because most resources have no variants.
     pub(crate) variant: Option<Box<VariantId>>,
     /// The terms that the handler stated, if any: a 304 without terms leaves them as they are.
-    pub(crate) stated: Option<Box<CacheTerms>>,
+    pub(crate) handler_terms: Option<Box<CacheTerms>>,
     /// Whether its `ETag` is the guard's, which the inner service does not know.
     pub(crate) has_digest_tag: bool,
 }
@@ -462,7 +462,7 @@ impl ResponseMeta {
             immutable: false,
             says_shared,
         };
-        Self { terms, age, part: None, variant, stated: None, has_digest_tag: false }
+        Self { terms, age, part: None, variant, handler_terms: None, has_digest_tag: false }
     }
 
     /// Whether the response is the variant for a request with these headers.
@@ -498,7 +498,7 @@ impl ResponseMeta {
             (PART, self.part.is_some()),
             (VARIES, self.variant.is_some()),
             (LANGUAGE, language.is_some()),
-            (MORE, self.stated.is_some() || self.has_digest_tag),
+            (MORE, self.handler_terms.is_some() || self.has_digest_tag),
         ];
         out.put_u8(LAYOUT);
         out.put_u8(flags.iter().filter(|(_, is_set)| *is_set).map(|(flag, _)| flag).sum());
@@ -533,18 +533,18 @@ impl ResponseMeta {
 
     /// Writes what only few responses have, if this one has any of it.
     fn encode_more(&self, out: &mut BytesMut) {
-        let stated = self.stated.as_deref();
+        let handler_terms = self.handler_terms.as_deref();
         let bits = [
-            (TERMS, stated.is_some()),
-            (FOR_ONE_USER, stated.is_some_and(|stated| stated.is_for_one_user)),
-            (HIDDEN, stated.is_some_and(|stated| stated.is_hidden)),
+            (TERMS, handler_terms.is_some()),
+            (FOR_ONE_USER, handler_terms.is_some_and(|terms| terms.is_for_one_user)),
+            (HIDDEN, handler_terms.is_some_and(|terms| terms.is_hidden)),
             (DIGEST_TAG, self.has_digest_tag),
         ];
         let bits: u8 = bits.iter().filter(|(_, is_set)| *is_set).map(|(bit, _)| bit).sum();
         if bits != 0 {
             out.put_u8(bits);
         }
-        if let Some(CacheTerms { fresh_for, stale_while_revalidate, stale_if_error, .. }) = stated {
+        if let Some(CacheTerms { fresh_for, stale_while_revalidate, stale_if_error, .. }) = handler_terms {
             for time in [fresh_for, stale_while_revalidate, stale_if_error] {
                 out.put_u64_le(time.map_or(u64::MAX, ms));
             }
@@ -576,7 +576,8 @@ impl ResponseMeta {
         let part = if flags & PART == 0 { None } else { Some(fields.part()?) };
         let variant = if flags & VARIES == 0 { None } else { Some(fields.variant(flags & LANGUAGE != 0)?) };
         let [more] = if flags & MORE == 0 { [0] } else { fields.array()? };
-        let stated = if more & TERMS == 0 { None } else { Some(Box::new(fields.stated(more)?)) };
+        let handler_terms =
+            if more & TERMS == 0 { None } else { Some(Box::new(fields.handler_terms(more)?)) };
         let has_digest_tag = more & DIGEST_TAG != 0;
         let terms = ReuseTerms {
             lifetime,
@@ -585,7 +586,10 @@ impl ResponseMeta {
             immutable: flags & IMMUTABLE != 0,
             says_shared: flags & SAYS_SHARED != 0,
         };
-        fields.0.is_empty().then_some((Self { terms, age, part, variant, stated, has_digest_tag }, length))
+        fields
+            .0
+            .is_empty()
+            .then_some((Self { terms, age, part, variant, handler_terms, has_digest_tag }, length))
     }
 }
 
@@ -620,7 +624,7 @@ impl<'a> MetaFields<'a> {
         Part::new(first, last, complete)
     }
 
-    fn stated(&mut self, bits: u8) -> Option<CacheTerms> {
+    fn handler_terms(&mut self, bits: u8) -> Option<CacheTerms> {
         let mut time = || Some(Some(self.u64()?).filter(|&ms| ms != u64::MAX).map(Duration::from_millis));
         Some(CacheTerms {
             fresh_for: time()?,

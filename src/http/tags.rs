@@ -150,27 +150,27 @@ impl TagHeaders {
 
 /// Adds the groups that the response with these fields to an unsafe request for these resources invalidates (RFC 9875, 3).
 pub(super) fn invalidate_groups(
-    mut invalidation: Invalidation,
+    invalidation: Invalidation,
     resources: &[CacheKey],
     headers: &HeaderMap,
 ) -> Invalidation {
     const MOST_GROUPS: usize = 128;
     let (state, policy) = invalidation.guard().parts();
-    if !policy.http.cache_groups {
-        return invalidation;
-    }
-    let mut tags = Vec::new();
-    for group in groups(headers, CACHE_GROUP_INVALIDATION).iter().take(MOST_GROUPS) {
-        let resources = resources.iter().map(|key| Key::new(&state.namespace, key));
-        tags.extend(resources.filter_map(|key| key.of_group(&state.namespace, group)));
-    }
+    let groups = match policy.http.cache_groups {
+        true => groups(headers, CACHE_GROUP_INVALIDATION),
+        false => return invalidation,
+    };
+    let namespace = &state.namespace;
+    let resources: Vec<_> = resources.iter().map(|key| Key::new(namespace, key)).collect();
+    let groups = groups.iter().take(MOST_GROUPS);
+    let tags = groups.flat_map(|group| resources.iter().filter_map(|key| key.of_group(namespace, group)));
+    let mut tags: Vec<_> = tags.collect();
     tags.sort_unstable_by(|one, other| one.name().cmp(other.name()));
     tags.dedup();
-    for tag in tags {
+    tags.into_iter().fold(invalidation, |invalidation, tag| {
         let named = InvalidationTarget::Tag(CacheKey::from(tag.name()));
-        invalidation = invalidation.target(named, Ok(vec![ChangeTarget::tag(tag)]));
-    }
-    invalidation
+        invalidation.target(named, Ok(vec![ChangeTarget::tag(tag)]))
+    })
 }
 
 /// The tags, with their ids, that a stored response has besides its policy's.

@@ -173,7 +173,7 @@ async fn update_by_head(
     let (now, rules) = (SystemTime::now(), ResponseRules::of(policy));
     let (status, headers) = (head.status, &head.headers);
     let terms: Option<CacheTerms> = head.extensions.get().copied();
-    let stated = terms.or_else(|| stored.meta.stated.as_deref().copied()).unwrap_or_default();
+    let handler_terms = terms.or_else(|| stored.meta.handler_terms.as_deref().copied()).unwrap_or_default();
     let StoredResponse { status: stored_status, version, headers: stored_headers, body, trailers } =
         stored.response;
     // Apply the HEAD's credentials, as for a GET; its other fields concern its own answer only.
@@ -213,8 +213,12 @@ async fn update_by_head(
         HeadUpdate::Invalidate => invalidate().await,
         HeadUpdate::Freshen => {
             let head = head_of(stored_status, version, freshened(&stored_headers, headers));
-            let confirmed =
-                RequestResponse { status: head.status, headers: &head.headers, terms: stated, ..exchange };
+            let confirmed = RequestResponse {
+                status: head.status,
+                headers: &head.headers,
+                terms: handler_terms,
+                ..exchange
+            };
             if let Verdict::Store(storing) = classify(&confirmed, &rules)
                 && storing.vary == Vary::Nothing
             {

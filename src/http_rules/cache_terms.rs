@@ -175,12 +175,11 @@ impl CacheTerms {
             return;
         }
         let Some(line) = head.headers.get_mut(CACHE_CONTROL) else { return };
-        let is_restricted = [&b"private"[..], b"no-store"].iter().any(|own| line.as_bytes().starts_with(own));
-        let restricted = [b"private, ", line.as_bytes()].concat();
-        if let Ok(restricted) = HeaderValue::from_maybe_shared(bytes::Bytes::from(restricted))
-            && !is_restricted
-        {
-            *line = restricted;
+        if [&b"private"[..], b"no-store"].iter().any(|own| line.as_bytes().starts_with(own)) {
+            return;
+        }
+        if let Ok(private) = HeaderValue::from_bytes(&[b"private, ", line.as_bytes()].concat()) {
+            *line = private;
         }
     }
 
@@ -204,8 +203,8 @@ impl CacheTerms {
                 ("stale-while-revalidate", self.stale_while_revalidate),
                 ("stale-if-error", self.stale_if_error),
             ];
-            let stated = windows.into_iter().filter_map(|(name, time)| Some((name, time?.as_secs())));
-            directives.extend(stated.map(|(name, seconds)| format!("{name}={seconds}")));
+            let times = windows.into_iter().filter_map(|(name, time)| Some((name, time?.as_secs())));
+            directives.extend(times.map(|(name, seconds)| format!("{name}={seconds}")));
         }
         let line = Some(directives.join(", ")).filter(|line| !line.is_empty())?;
         HeaderValue::try_from(line).ok()

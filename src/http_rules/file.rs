@@ -80,12 +80,12 @@ static SETTINGS: &Table<HttpPolicy> = &[
     Setting {
         name: "tag_headers",
         set: |http, value| Vec::<HeaderName>::read(value).map(|names| *http = take(http).tag_headers(names)),
-        get: |http| http.tag_headers.as_ref().map_or_else(Vec::new, |headers| headers.names.clone()).write(),
+        get: |http| http.tag_headers.as_deref().cloned().unwrap_or_default().names.write(),
     },
     Setting {
         name: "pass_tag_headers",
         set: |http, value| bool::read(value).map(|passes| *http = take(http).pass_tag_headers(passes)),
-        get: |http| http.passes_tag_headers().write(),
+        get: |http| http.tag_headers.as_deref().is_some_and(|headers| headers.passes).write(),
     },
     setting!("answer_info", answer_info),
     setting!("etag", etag),

@@ -13,6 +13,7 @@ pub(crate) mod freshness;
 pub(crate) mod groups;
 pub(crate) mod key;
 pub(crate) mod query;
+mod query_settings;
 pub(crate) mod reference;
 pub(crate) mod request;
 pub(crate) mod request_settings;

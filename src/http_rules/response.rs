@@ -109,7 +109,7 @@ pub(crate) struct StoreDecision {
     /// The rule that determined its lifetime.
     pub(crate) rule: Rule,
     /// The terms that the handler stated, for the validations that follow. Boxed, because most responses have none.
-    pub(crate) stated: Option<Box<CacheTerms>>,
+    pub(crate) handler_terms: Option<Box<CacheTerms>>,
 }
 
 impl StoreDecision {
@@ -358,7 +358,7 @@ impl ClassifiedResponse<'_> {
             part: if status == StatusCode::PARTIAL_CONTENT { Part::of_response(headers) } else { None },
             left_out: Vec::new(),
             rule: if revalidate_always { Rule::NoCache } else { rule },
-            stated: terms.as_option().map(Box::new),
+            handler_terms: terms.as_option().map(Box::new),
             terms: ReuseTerms {
                 lifetime,
                 stale,
@@ -463,4 +463,4 @@ const SEQUENCE: &[u8] = b"+json-seq";
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test the panic is the report")]
 #[path = "../../tests/unit/http_rules/response_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -188,8 +188,8 @@ setters! {
     /// weak tag does not serve `If-Range`, so the client of an interrupted download gets the whole: let the handler send an `ETag` for
     /// what clients resume.
     ///
-    /// The tag exists once the body is whole. So the client whose request led the load gets none if it reads the body while that
-    /// arrives, nor do waiters that [read along](crate::http#slow-bodies); a response whose body is ready with its head has the tag for
+    /// The tag exists once the body is whole. So the client of the load gets none if it reads the body while that
+    /// arrives, nor do waiters that [read along](crate::http#slow-bodies); a response that has its body ready with its head has the tag for
     /// every client. A response that is not stored has none. The inner service never receives such a tag: the guard validates by the
     /// validators of the inner service only.
     ///
@@ -228,7 +228,7 @@ setters! {
     /// [`ignore_query`](Self::ignore_query) and [`only_query`](Self::only_query) leave out of the key, and in the order that
     /// [`sort_query`](Self::sort_query) does not distinguish. Defaults to no.
     ///
-    /// **It permits cache poisoning**: the first client's values are in the request whose response all clients receive. If a
+    /// **It permits cache poisoning**: all clients receive the response to the first client's values. If a
     /// handler, a template or a layer inside the guard writes one of them into a response, as in a link to the page itself,
     /// then a stranger's `utm_source=<script>` runs in the browser of each visitor until the entry ends. Use it only if nothing
     /// inside the guard writes these parameters into responses, and something there needs them, such as a log.
@@ -263,9 +263,9 @@ setters! {
     validate_within(window: Duration => validate_within);
 
     /// For how long at most the `Retry-After` of a 503 holds back the loads of its resource, in the whole fleet. Until then no process
-    /// asks the inner service for it: a stale response stands in within `stale_if_error`, and otherwise clients receive a 503 of the
-    /// guard (`detail=retry-after`) whose `Retry-After` counts down. A request with `no-cache` is no exception. Defaults to zero: off,
-    /// so the 503 goes to the waiters of its load, and the next request loads again.
+    /// sends a request for it to the inner service: a stale response stands in within `stale_if_error`, and otherwise clients receive a
+    /// 503 of the guard (`detail=retry-after`), in which `Retry-After` counts down. A request with `no-cache` is no exception. Defaults
+    /// to zero: off, so the 503 goes to the waiters of its load, and the next request loads again.
     ///
     /// All variants of a resource are held back together; another query is another resource. Requests that do not share a load are not
     /// held back: unsafe methods, `HEAD`, those that bypass, and those that load for themselves alone. A 503 that is not shared, for
@@ -345,9 +345,7 @@ impl HttpPolicy {
     /// ```
     #[must_use]
     pub fn tag_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        let passes = self.passes_tag_headers();
-        let names: Vec<_> = names.into_iter().collect();
-        self.tag_headers = (passes || !names.is_empty()).then(|| Arc::new(TagHeaders { names, passes }));
+        self.change_tag_headers(|headers| headers.names = names.into_iter().collect());
         self
     }
 
@@ -355,13 +353,13 @@ impl HttpPolicy {
     /// Defaults to no.
     #[must_use]
     pub fn pass_tag_headers(mut self, passes: bool) -> Self {
-        let names = self.tag_headers.as_ref().map_or_else(Vec::new, |headers| headers.names.clone());
-        self.tag_headers = (passes || !names.is_empty()).then(|| Arc::new(TagHeaders { names, passes }));
+        self.change_tag_headers(|headers| headers.passes = passes);
         self
     }
 
-    pub(crate) fn passes_tag_headers(&self) -> bool {
-        self.tag_headers.as_ref().is_some_and(|headers| headers.passes)
+    fn change_tag_headers(&mut self, change: impl FnOnce(&mut TagHeaders)) {
+        change(Arc::make_mut(self.tag_headers.get_or_insert_default()));
+        self.tag_headers.take_if(|headers| **headers == TagHeaders::default());
     }
 
     /// Adds a request header that marks a response as one user's to those of
@@ -491,17 +489,8 @@ impl HttpPolicy {
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Adds names to a list, each once.
-fn add_names<N: AsRef<str>>(list: &mut Vec<String>, names: impl IntoIterator<Item = N>) {
-    for name in names {
-        if !list.iter().any(|known| known == name.as_ref()) {
-            list.push(name.as_ref().to_owned());
-        }
-    }
-}
-
 /// The response headers that contain tags.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct TagHeaders {
     pub(crate) names: Vec<HeaderName>,
     /// Whether clients see them.
@@ -676,95 +665,6 @@ impl HttpPolicy {
     #[must_use]
     pub fn cookies<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.requests.cookies = Some(CookieNames::new(names));
-        self
-    }
-
-    /// Query parameters that are not in the key, by name; with a `*` at its end a name stands for all that begin like it.
-    /// `/shoes?utm_source=mail` and `/shoes` then have one response and one load.
-    /// [`TRACKING_PARAMETERS`](crate::http::TRACKING_PARAMETERS) are the usual ones. Can be called several times, and adds.
-    /// Defaults to none: each query is another key.
-    ///
-    /// **The inner service does not see these parameters**: the guard removes them from the URI of a request that it looks
-    /// up, so one client's `utm_source=<script>` is in no page that others receive. With the feature `axum` it removes them
-    /// from `OriginalUri`, too: a service of axum needs that feature. So list no parameter that a handler, or a layer inside
-    /// the guard, reads. Requests that bypass the cache, other methods, and all requests of a guard that is switched off or
-    /// in shadow mode are not changed.
-    ///
-    /// Names are compared after percent-decoding, in which a `+` is a space, and are case-sensitive. What stays of a query
-    /// keeps its form and order. Empty parameters go, as in `?&&a=1`, and so does the `?` of a query without parameters.
-    /// Unsafe methods, `Location`, [`invalidate_path`](crate::StampedeGuard::invalidate_path) and
-    /// [`http_key`](crate::StampedeGuard::http_key) follow the same rules. Guards that share a store should agree about
-    /// them: otherwise an invalidation by one may not reach the entries of another.
-    ///
-    /// [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses an empty name, one with a `*` before its end, and one
-    /// with `&`, `=`, `#`, `?`, `%` or a control character.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use http::Request;
-    /// use stampede_guard::http::{HttpPolicy, TRACKING_PARAMETERS};
-    ///
-    /// let policy = HttpPolicy::default().ignore_query(TRACKING_PARAMETERS).ignore_query(["ref"]);
-    /// let key = |uri: &str| Ok::<_, http::Error>(policy.cache_key(&Request::get(uri).body(())?));
-    /// let shared = key("http://shop.example/shoes?size=42")?;
-    /// assert_eq!(key("http://shop.example/shoes?utm_source=mail&size=42&ref=7")?, shared);
-    /// assert_ne!(key("http://shop.example/shoes?size=43")?, shared);
-    /// # Ok::<(), http::Error>(())
-    /// ```
-    #[must_use]
-    pub fn ignore_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.requests.change_query(|rules| add_names(&mut rules.ignored, names));
-        self
-    }
-
-    /// The only query parameters that are in the key, by name; all others are
-    /// [ignored](Self::ignore_query), and the inner service does not see them. With an empty list no parameter is in the key:
-    /// for static pages. Can be called several times, and adds. Defaults to all parameters.
-    ///
-    /// It bounds the number of keys: a client that invents parameters (`?x=1`, `?x=2`) causes no loads and no entries. List
-    /// each parameter that a handler reads. A parameter that [`ignore_query`](Self::ignore_query) names too is not in the
-    /// key. The names are as there, and [`PolicyBuilder::build`](crate::PolicyBuilder::build) refuses the same.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use http::Request;
-    /// use stampede_guard::http::HttpPolicy;
-    ///
-    /// let policy = HttpPolicy::default().only_query(["page", "filter_*"]);
-    /// let key = |uri: &str| Ok::<_, http::Error>(policy.cache_key(&Request::get(uri).body(())?));
-    /// let shared = key("http://shop.example/shoes?page=2&filter_size=42")?;
-    /// assert_eq!(key("http://shop.example/shoes?page=2&x=1&filter_size=42")?, shared);
-    /// # Ok::<(), http::Error>(())
-    /// ```
-    #[must_use]
-    pub fn only_query<N: AsRef<str>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
-        self.requests.change_query(|rules| add_names(rules.only.get_or_insert_default(), names));
-        self
-    }
-
-    /// Whether the query parameters of the key are sorted by name: `?b=2&a=1` and `?a=1&b=2` then have one response. The
-    /// inner service sees them sorted. Parameters of one name keep their order, as in `?tag=b&tag=a`. Defaults to no.
-    ///
-    /// The names are compared, and requests are changed or not, as for [`ignore_query`](Self::ignore_query). **A handler for
-    /// which the order of different parameters has a meaning must not have this.**
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use http::Request;
-    /// use stampede_guard::http::HttpPolicy;
-    ///
-    /// let policy = HttpPolicy::default().sort_query(true);
-    /// let key = |uri: &str| Ok::<_, http::Error>(policy.cache_key(&Request::get(uri).body(())?));
-    /// assert_eq!(key("http://shop.example/?b=2&a=1")?, key("http://shop.example/?a=1&b=2")?);
-    /// assert_ne!(key("http://shop.example/?a=1&a=2")?, key("http://shop.example/?a=2&a=1")?);
-    /// # Ok::<(), http::Error>(())
-    /// ```
-    #[must_use]
-    pub fn sort_query(mut self, is_sorted: bool) -> Self {
-        self.requests.change_query(|rules| rules.is_sorted = is_sorted);
         self
     }
 

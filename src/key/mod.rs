@@ -142,33 +142,34 @@ impl Key {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
     }
 
+    /// The text of an HTTP resource's key up to its authority, and what follows the `:` behind that; `None` if this is no such key.
+    fn at_origin(&self, namespace: &str) -> Option<(&str, &str)> {
+        let mut rest = self.within(namespace).strip_prefix("http:")?;
+        // Between the part `http` and the authority come the kind of policy, unless it is the default one, and the scheme.
+        loop {
+            let (part, after) = rest.split_once(':')?;
+            rest = after;
+            if matches!(part, "http" | "https") {
+                break;
+            }
+        }
+        let (_authority, path) = rest.split_once(':')?;
+        let origin = self.full().get(..self.full().len() - path.len() - 1)?;
+        Some((origin, path))
+    }
+
     /// The tag of the responses of a group (RFC 9875) of this HTTP resource's origin; `None` if this is not the key of an HTTP resource.
     pub(crate) fn of_group(&self, namespace: &str, group: &str) -> Option<Self> {
-        let mut parts = self.within(namespace).split(':');
-        let mut end = self.full().len() - self.within(namespace).len();
-        let mut next = || parts.next().inspect(|part| end += part.len() + 1);
-        if next()? != "http" {
-            return None;
-        }
-        while !matches!(next()?, "http" | "https") {}
-        next()?;
-        let origin = self.full().get(..end - 1)?;
+        let (origin, _) = self.at_origin(namespace)?;
         Some(Self::of_full(&format!("{origin}{GROUP}{}", CacheKey::from(group).as_str())))
     }
 
     /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this
     /// is not the key of an HTTP resource. No tag of a user contains a `~`.
     pub(crate) fn of_path(&self, namespace: &str) -> Option<Self> {
-        let mut parts = self.within(namespace).split(':');
-        if parts.next() != Some("http") {
-            return None;
-        }
-        // Between the part `http` and the authority come the kind of policy, unless it is the default one, and the scheme.
-        let _scheme = parts.find(|part| matches!(*part, "http" | "https"))?;
-        let (_authority, path) = (parts.next()?, parts.next()?);
-        let end = path.find(['?', '~']).unwrap_or(path.len());
-        let begin = self.full().len() - parts.fold(path.len(), |length, part| length + 1 + part.len());
-        self.full().get(..begin + end).map(|path| Self::of_full(&format!("{path}{PATH}")))
+        let (origin, path) = self.at_origin(namespace)?;
+        let end = path.find([':', '?', '~']).unwrap_or(path.len());
+        Some(Self::of_full(&format!("{origin}:{}{PATH}", &path[..end])))
     }
 
     /// Whether this is the [tag of a path](Self::of_path).

@@ -111,7 +111,7 @@ impl FlightTask {
         let mut tags = start.tags.unwrap_or_default();
         let (mut is_outdated, mut ticket) = (false, None);
         if let LoadResult::Value { tags: late, lifetimes, .. } = &mut result {
-            let (mut late, longer) = (std::mem::take(late), self.policy.longer_tag_life(*lifetimes));
+            let mut late = std::mem::take(late);
             late.retain(|late| tags.iter().all(|tagged| tagged.tag.name() != late.name()));
             if !start.had_lease {
                 // Nothing was to be stored, so no tag is needed.
@@ -119,12 +119,10 @@ impl FlightTask {
             }
             // The ticket is taken before the tags' ids are read again, and before the commit is sent.
             ticket = self.ticket(tags.iter().map(|tagged| &tagged.tag).chain(&late));
-            let life = longer.filter(|_| is_leased);
+            let life = if is_leased { self.policy.longer_tag_life(*lifetimes) } else { None };
             is_outdated = !is_known || self.was_invalidated(&tags, life).await;
             if !late.is_empty() {
-                self.policy.counters.added_tags();
-                let life = longer.unwrap_or_else(|| self.policy.tag_life());
-                match self.late_ids(start.journal_entry, &late, life).await {
+                match self.late_ids(start.journal_entry, &late, *lifetimes).await {
                     Some(mut ids) => {
                         self.state.known_tags.note(&self.flight.key, &late);
                         tags.append(&mut ids);
@@ -491,10 +489,7 @@ impl FlightTask {
         let Self { state, policy, flight, .. } = self;
         let _turn = self.batch_turn(policy.has_tags(&flight.key)).await;
         let sent_at = SentAt::now();
-        let tags = policy.tag_keys(&state.namespace, &flight.key);
-        let tags = state.tagged(tags, policy.tag_life(), policy.command_timeout);
-        let enter = async { if may_tag { state.enter_load(policy).await } else { None } };
-        let (tags, journal_entry) = tokio::join!(tags, enter);
+        let (tags, journal_entry) = state.tags_at_start(policy, &flight.key, may_tag).await;
         if tags.is_err() {
             state.count(GuardCount::store_errors);
         }
@@ -502,12 +497,12 @@ impl FlightTask {
     }
 
     /// As [`GuardState::late_ids`]. Reads a second time if the store does not answer.
-    async fn late_ids(&self, load: Option<Uuid>, tags: &[Key], life: Duration) -> Option<Vec<TagId>> {
-        let (state, within) = (&self.state, self.policy.command_timeout);
-        let ids = state.late_ids(load, tags, life, within).await;
+    async fn late_ids(&self, load: Option<Uuid>, tags: &[Key], lifetimes: Lifetimes) -> Option<Vec<TagId>> {
+        let Self { state, policy, budget, .. } = self;
+        let mut ids = state.late_ids(policy, load, tags, lifetimes).await;
         if let (Err(_), Some(first)) = (&ids, tags.first()) {
-            let _ = state.store.reach(first.name(), self.budget.left()).await;
-            return state.late_ids(load, tags, life, within).await.ok().flatten();
+            let _ = state.store.reach(first.name(), budget.left()).await;
+            ids = state.late_ids(policy, load, tags, lifetimes).await;
         }
         ids.ok().flatten()
     }

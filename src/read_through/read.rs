@@ -4,6 +4,7 @@
 //!
 //! A read also checks whether the entry, or one of its tags, was invalidated since the entry was loaded.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -342,26 +343,27 @@ impl<'a, 't> EntryRead<'a, 't> {
         ticket: &mut Option<Ticket>,
     ) -> StoreResult<Content> {
         let Self { state, key, tags, within, .. } = self;
-        let same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
         // By name: a key that was made of an entry's text has no other text than its name.
-        let has = |tags: &[Key], tag: &Key| tags.iter().any(|known| known.name() == tag.name());
-        let must_have = |tag: &Key| has(tags, tag) || entry.tags.id_of(tag).is_some();
-        if !read.iter().zip(ids).filter(|(tag, _)| must_have(tag)).all(same) {
+        let found: HashMap<_, _> = read.iter().map(Key::name).zip(ids).collect();
+        let must_have = |name: &str| tags.iter().any(|tag| tag.name() == name);
+        let is_current = |(name, id): (&str, u64)| found.get(name).is_none_or(|found| **found == Some(id));
+        if tags.iter().any(|tag| entry.tags.id_of(tag).is_none()) || !entry.tags.iter().all(is_current) {
             return Ok(Err(entry.encode(key)));
         }
-        let own = entry.tags.iter().map(|(name, _)| Key::of_name(name)).filter(|tag| !has(tags, tag));
-        let own: Vec<_> = own.collect();
+        let own = entry.tags.iter().filter(|(name, _)| !must_have(name));
+        let own: Vec<_> = own.map(|(name, _)| Key::of_name(name)).collect();
         if !own.is_empty() && state.retained.has_tag(&own) {
             return Ok(Err(entry.encode(key)));
         }
-        let unread: Vec<_> = own.iter().filter(|tag| !has(read, tag)).cloned().collect();
+        let unread: Vec<_> = own.iter().filter(|tag| !found.contains_key(tag.name())).cloned().collect();
         if !unread.is_empty() {
             state.known_tags.note(key, &own);
             if let Some(ticket) = ticket {
                 state.local.add_tags(ticket, &unread);
             }
             let ids = state.store.present_ids(&unread, within).await?;
-            if !unread.iter().zip(&ids).all(same) {
+            let is_same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
+            if !unread.iter().zip(&ids).all(is_same) {
                 return Ok(Err(entry.encode(key)));
             }
         }

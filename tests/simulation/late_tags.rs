@@ -34,7 +34,7 @@ struct World {
     nodes: Vec<StampedeGuard>,
     has_faults: bool,
     version: Arc<AtomicU64>,
-    /// The newest version whose invalidation is acknowledged.
+    /// The newest version with an acknowledged invalidation.
     acknowledged: AtomicU64,
     violations: Mutex<Vec<String>>,
 }

@@ -443,9 +443,8 @@ fn random_id() -> Uuid {
 
 impl Volume {
     fn journal(&mut self) -> Option<&mut Journal> {
-        let is_full = |journal: &Journal| journal.number == Journal::MOST_EVENTS;
-        let is_over = |journal: &Journal| journal.until < Instant::now() || is_full(journal);
-        self.journal.take_if(|journal| is_over(journal));
+        let now = Instant::now();
+        self.journal.take_if(|journal| journal.until < now || journal.number == Journal::MOST_EVENTS);
         self.journal.as_mut()
     }
 

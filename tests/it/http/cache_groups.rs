@@ -1,12 +1,10 @@
 //! `HttpPolicy::cache_groups`: RFC 9875. ROWS.md names the section of each requirement.
 
 use stampede_guard::http::HttpPolicy;
-use stampede_guard::{MemoryStore, StampedeGuard};
-use tower::Layer as _;
 
-use super::kit::{Boxed, Inner, Shop, ask, get, policy, request, respond, send, sent, whole};
+use super::kit::{Boxed, Inner, Shop, ask, get, policy, replicas_with, request, respond, send, sent, whole};
 
-/// A response whose fields are those of the request's `x-fields`, each as `name=value`, separated by `|`.
+/// A response with the fields that the request's `x-fields` lists, each as `name=value`, separated by `|`.
 fn origin() -> Inner {
     Inner::with(|n, request| {
         let fields = sent(request, "x-fields").to_owned();
@@ -21,9 +19,7 @@ fn origin() -> Inner {
 }
 
 fn processes_of(inner: &Inner, http: impl Fn() -> HttpPolicy) -> [Shop; 2] {
-    let store = MemoryStore::new();
-    let guard = || StampedeGuard::new(store.clone()).with_policy(policy().http(http()).build().unwrap());
-    [(); 2].map(|()| guard().layer(inner.clone()))
+    replicas_with(2, inner, policy().http(http())).try_into().ok().expect("two")
 }
 
 fn processes(http: impl Fn() -> HttpPolicy) -> [Shop; 2] {

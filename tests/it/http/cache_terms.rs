@@ -249,9 +249,6 @@ async fn terms_are_a_part_of_a_response_of_axum() {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn stated_terms_count_in_each_process_on_redis() {
-    use stampede_guard::StampedeGuard;
-    use tower::Layer as _;
-
     let server = crate::support::redis_server::RedisServer::start();
     let short = CacheTerms::fresh_for(secs(3)).hide_from_clients();
     let headers = [("etag", "\"a\""), ("cache-control", "no-cache")];
@@ -261,10 +258,7 @@ async fn stated_terms_count_in_each_process_on_redis() {
             _ => respond(304, &headers, Boxed::default()),
         })
     });
-    let shops = [(); 2].map(|()| {
-        let client = redis::Client::open(server.minimal_user()).unwrap();
-        StampedeGuard::new(client).with_policy(policy().build().unwrap()).layer(inner.clone())
-    });
+    let shops = super::kit::pair_on(&server, &inner, policy());
     for calls in [1, 2] {
         for shop in &shops {
             let seen = ask(shop, get("/")).await;

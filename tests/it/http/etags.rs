@@ -176,16 +176,9 @@ async fn the_inner_service_never_receives_the_guards_tag() {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_tag_answers_conditions_on_redis() {
-    use stampede_guard::StampedeGuard;
-    use tower::Layer as _;
-
     let server = crate::support::redis_server::RedisServer::start();
     let inner = body("text");
-    let [one, other] = [(); 2].map(|()| {
-        let client = redis::Client::open(server.minimal_user()).unwrap();
-        let policy = policy().http(HttpPolicy::default().etag(true)).build().unwrap();
-        StampedeGuard::new(client).with_policy(policy).layer(inner.clone())
-    });
+    let [one, other] = super::kit::pair_on(&server, &inner, policy().http(HttpPolicy::default().etag(true)));
     let led = tag(&one, get("/")).await.unwrap();
     let seen = ask(&other, having(&led)).await;
     assert_eq!((seen.status, seen.header("etag")), (304, Some(&*led)));

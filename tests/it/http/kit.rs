@@ -21,6 +21,8 @@ use tokio::task::JoinHandle;
 use tower::{Service, ServiceExt as _};
 
 use crate::support::gate::{Counter, Gate};
+#[cfg(feature = "redis")]
+use crate::support::redis_server::RedisServer;
 
 pub(super) type Req = Request<Full<Bytes>>;
 pub(super) type Boxed = UnsyncBoxBody<Bytes, Down>;
@@ -172,6 +174,16 @@ pub(super) fn replicas_with(n: usize, inner: &Inner, policy: PolicyBuilder) -> V
     let (store, policy) = (MemoryStore::new(), policy.build().unwrap());
     let replica = || StampedeGuard::new(store.clone()).with_policy(policy.clone());
     (0..n).map(|_| tower::Layer::layer(&replica(), inner.clone())).collect()
+}
+
+/// The same inner service behind the guards of two processes on one server.
+#[cfg(feature = "redis")]
+pub(super) fn pair_on(server: &RedisServer, inner: &Inner, policy: PolicyBuilder) -> [Shop; 2] {
+    let policy = policy.build().unwrap();
+    [(); 2].map(|()| {
+        let client = redis::Client::open(server.minimal_user()).unwrap();
+        tower::Layer::layer(&StampedeGuard::new(client).with_policy(policy.clone()), inner.clone())
+    })
 }
 
 pub(super) fn get(uri: &str) -> Req {

@@ -302,7 +302,7 @@ async fn headers_of_the_origin_are_tags_if_the_policy_names_them() {
     assert!(!is_stored(&other, "/").await);
 }
 
-/// A response with the fields of Cache Groups, whose 304 and whose other part do not repeat the tags of the handler.
+/// A response with the fields of Cache Groups. Its 304 and its other part do not repeat the tags of the handler.
 fn grouped(calls_with_tags: usize) -> Inner {
     Inner::with(move |n, request| {
         let fields = [("cache-control", "max-age=60"), ("etag", "\"a\""), ("cache-groups", "\"g\"")];

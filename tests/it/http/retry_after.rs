@@ -144,16 +144,10 @@ async fn waiters_of_the_failing_load_wait_for_no_other() {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn loads_are_held_back_on_redis() {
-    use stampede_guard::StampedeGuard;
-    use tower::Layer as _;
-
     let server = crate::support::redis_server::RedisServer::start();
     let inner = failing_once("3");
-    let [one, other] = [(); 2].map(|()| {
-        let client = redis::Client::open(server.minimal_user()).unwrap();
-        let policy = policy().http(HttpPolicy::default().retry_after(secs(60))).build().unwrap();
-        StampedeGuard::new(client).with_policy(policy).layer(inner.clone())
-    });
+    let http = HttpPolicy::default().retry_after(secs(60));
+    let [one, other] = super::kit::pair_on(&server, &inner, policy().http(http));
     ask(&one, get("/")).await;
     let seen = ask(&other, get("/")).await;
     assert_eq!((seen.status, inner.calls()), (503, 1), "{}", seen.remark());

@@ -31,7 +31,7 @@ fn meta() -> ResponseMeta {
         age: Duration::from_millis(7_250),
         part: None,
         variant: None,
-        stated: None,
+        handler_terms: None,
         has_digest_tag: false,
     }
 }
@@ -78,14 +78,14 @@ fn the_terms_of_a_handler_and_the_origin_of_the_tag_come_back() {
     let all = CacheTerms::fresh_for(secs(5)).stale_while_revalidate(secs(6)).stale_if_error(Duration::ZERO);
     let some = CacheTerms::default().for_one_user().hide_from_clients();
     let hidden = all.hide_from_clients();
-    for (stated, has_digest_tag, variant) in [
+    for (handler_terms, has_digest_tag, variant) in [
         (Some(all), false, None),
         (Some(some), true, Some(variant())),
         (Some(hidden), false, None),
         (None, true, None),
     ] {
-        let stated = stated.map(Box::new);
-        let meta = ResponseMeta { stated, has_digest_tag, variant, ..meta() };
+        let handler_terms = handler_terms.map(Box::new);
+        let meta = ResponseMeta { handler_terms, has_digest_tag, variant, ..meta() };
         let raw = written(&meta);
         assert_eq!(ResponseMeta::decode(&raw), Some((meta, raw.len())));
         for cut in 0..raw.len() {

@@ -1,11 +1,11 @@
-use http::header::{AGE, HeaderName};
-use http::{Method, Response, StatusCode};
-use http_body::SizeHint;
+use http::Response;
+use http::header::AGE;
 
 use super::*;
 use crate::http_rules::Rule;
 use crate::http_rules::request::RequestDemands;
-use crate::http_rules::response::{RequestResponse, StoreDecision, Verdict, classify};
+use crate::http_rules::response::Verdict;
+use crate::http_rules::response::tests::{stored, verdict_by};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
 
 fn secs(secs: u64) -> Duration {
@@ -26,38 +26,14 @@ fn verdict_on(
     lines: Lines<'_>,
     terms: CacheTerms,
 ) -> Verdict {
-    let mut headers = HeaderMap::new();
-    for (name, value) in lines {
-        headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
-    }
-    let exchange = RequestResponse {
-        method: &Method::GET,
-        target: None,
-        demands: &demands,
-        request_headers: &HeaderMap::new(),
-        status: StatusCode::from_u16(status).unwrap(),
-        headers: &headers,
-        body: SizeHint::default(),
-        do_not_store: false,
-        terms,
-        delay: Duration::ZERO,
-        now: SystemTime::now(),
-    };
     let rules =
         ResponseRules { http: http.into(), fresh_for: secs(30), negative_for: secs(5), max_body: 1000 };
-    classify(&exchange, &rules)
+    verdict_by(&rules, &demands, status, (lines, terms), SystemTime::now())
 }
 
 /// The response to a plain request, by the default policy.
 fn plainly(lines: Lines<'_>, terms: CacheTerms) -> Verdict {
     verdict_on(HttpPolicy::default(), RequestDemands::default(), 200, lines, terms)
-}
-
-fn stored(verdict: Verdict) -> StoreDecision {
-    match verdict {
-        Verdict::Store(storing) => storing,
-        other => panic!("not stored: {other:?}"),
-    }
 }
 
 /// For how long the response is fresh, and by which rule; or the rule that keeps it from being stored.

@@ -47,21 +47,33 @@ fn rules(http: HttpPolicy) -> ResponseRules {
     ResponseRules { http: http.into(), fresh_for: secs(60), negative_for: secs(5), max_body: 1000 }
 }
 
-fn verdict_of(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
+/// The verdict on a response with these fields and terms to a GET, which came at `now`.
+pub(in crate::http_rules) fn verdict_by(
+    rules: &ResponseRules,
+    demands: &RequestDemands,
+    status: u16,
+    (fields, terms): (&[(&str, &str)], CacheTerms),
+    now: SystemTime,
+) -> Verdict {
     let exchange = RequestResponse {
         method: &Method::GET,
         target: None,
-        demands: &demands,
+        demands,
         request_headers: &HeaderMap::new(),
         status: StatusCode::from_u16(status).unwrap(),
         headers: &headers(fields),
         body: SizeHint::default(),
         do_not_store: false,
-        terms: CacheTerms::default(),
+        terms,
         delay: Duration::ZERO,
-        now: UNIX_EPOCH + Duration::from_secs(784_111_777),
+        now,
     };
-    classify(&exchange, &rules(http))
+    classify(&exchange, rules)
+}
+
+fn verdict_of(http: HttpPolicy, demands: RequestDemands, status: u16, fields: &[(&str, &str)]) -> Verdict {
+    let now = UNIX_EPOCH + Duration::from_secs(784_111_777);
+    verdict_by(&rules(http), &demands, status, (fields, CacheTerms::default()), now)
 }
 
 fn strictly(status: u16, fields: &[(&str, &str)]) -> Verdict {
@@ -72,7 +84,7 @@ fn by_default(status: u16, fields: &[(&str, &str)]) -> Verdict {
     verdict_of(HttpPolicy::default(), PLAIN, status, fields)
 }
 
-fn stored(verdict: Verdict) -> StoreDecision {
+pub(in crate::http_rules) fn stored(verdict: Verdict) -> StoreDecision {
     match verdict {
         Verdict::Store(storing) => storing,
         other => panic!("not stored: {other:?}"),
