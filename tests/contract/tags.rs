@@ -6,7 +6,7 @@ contract! {
     an_id_is_created_once_and_replaced_after_it_was_removed,
     an_id_lives_for_the_longest_requested_lifetime,
     a_load_sees_which_tags_were_invalidated_since_it_entered_the_journal,
-    a_load_is_not_found_in_the_journal_after_it_is_full,
+    the_journal_loses_its_oldest_events_first,
 }
 
 async fn ids(node: &Store, tags: &[Key], life: Duration) -> Vec<u64> {
@@ -69,7 +69,7 @@ async fn a_load_sees_which_tags_were_invalidated_since_it_entered_the_journal(wo
     assert!(is_current(second, &[&a]).await && is_current(second, &[]).await);
 }
 
-async fn a_load_is_not_found_in_the_journal_after_it_is_full(world: &World) {
+async fn the_journal_loses_its_oldest_events_first(world: &World) {
     const MOST_EVENTS: u128 = 16_384;
     let (node, journal) = (world.node().await, unannounced().volume);
     let enter = async |load: u128| {
@@ -80,8 +80,22 @@ async fn a_load_is_not_found_in_the_journal_after_it_is_full(world: &World) {
     for begin in (0..MOST_EVENTS).step_by(256) {
         join_all((begin..begin + 256).map(enter)).await;
     }
+    // The first 256 were sent at once, so any of them may be the oldest.
     assert!(is_found(0).await && is_found(MOST_EVENTS - 1).await);
-    enter(MOST_EVENTS).await;
-    assert!(!is_found(MOST_EVENTS - 1).await);
-    assert!(is_found(MOST_EVENTS).await);
+    for load in 0..256 {
+        enter(MOST_EVENTS + load).await;
+    }
+    assert!(!is_found(0).await && !is_found(255).await);
+    assert!(is_found(256).await && is_found(MOST_EVENTS + 255).await);
+    // A tag whose invalidation has left was invalidated before each load that is still found.
+    node.forget_tag(&key("tag"), &unannounced(), WITHIN).await.expect("forgets");
+    let is_current = async |load| {
+        node.no_tag_since(&journal, Uuid::from_u128(load), &[key("tag")], WITHIN).await.expect("answers")
+    };
+    assert!(!is_current(MOST_EVENTS + 255).await);
+    for load in (0..MOST_EVENTS).step_by(256) {
+        join_all((0..256).map(|nth| enter(2 * MOST_EVENTS + load + nth))).await;
+    }
+    assert!(!is_found(MOST_EVENTS + 255).await);
+    assert!(is_current(3 * MOST_EVENTS - 1).await);
 }

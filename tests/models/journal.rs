@@ -48,6 +48,16 @@ struct Journal {
     loads: [u8; 2],
 }
 
+impl Journal {
+    fn without_oldest(mut self) -> Self {
+        let events = self.loads.iter_mut().chain([&mut self.tag]).filter(|number| **number > 0);
+        if let Some(oldest) = events.min_by_key(|number| **number) {
+            *oldest = 0;
+        }
+        self
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct State {
     origin: u8,
@@ -117,14 +127,14 @@ impl State {
         }
     }
 
-    /// An eviction of one record, a FLUSHALL, a lease that expires, and a journal that is begun anew because it is full.
+    /// An eviction of one record, a FLUSHALL, a lease that expires, and a journal that loses its oldest event because it is full.
     fn by_loss(self, next: &mut Vec<Self>) {
         if let Some(losses) = self.losses.checked_sub(1) {
             let left = Self { losses, ..self };
             next.push(Self { tag: None, ..left });
             next.push(Self { entry: None, ..left });
             next.push(Self { journal: None, ..left });
-            next.push(Self { journal: self.journal.map(|_| Journal::default()), ..left });
+            next.push(Self { journal: self.journal.map(Journal::without_oldest), ..left });
             next.push(Self { lease: None, ..left });
             next.push(Self { entry: None, tag: None, journal: None, lease: None, ..left });
         }

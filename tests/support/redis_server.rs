@@ -22,7 +22,7 @@ use super::scratch::Scratch;
 
 /// The documented rights of the smallest user the library works with; the user `minimal` has exactly these.
 pub(crate) const MINIMAL_ACL: &str = "on >pw ~sg1:* resetchannels &sg1:* -@all +get +getrange +mget +set +del +exists +incr +pexpire \
-     +pttl +lpos +rpush +lpop +lrange +lrem +llen +strlen +zadd +zcard +zrange +zrem +zremrangebyscore +hgetall +hmget +hset +hdel +publish \
+     +pttl +lpos +rpush +lpop +lrange +lrem +llen +strlen +zadd +zcard +zrange +zrem +zremrangebyscore +zmscore +hgetall +hmget +hset +hdel +publish \
      +evalsha +eval +subscribe +unsubscribe +ping +hello +auth +time";
 
 /// Names another server program, so that the tests can be run on another version: `make redis-6.2`.

@@ -407,17 +407,36 @@ pub(crate) struct Volume {
 #[derive(Clone, Debug)]
 struct Journal {
     until: Instant,
-    /// The number of the latest event.
-    number: u64,
-    loads: HashMap<Uuid, u64>,
-    tags: HashMap<Box<str>, u64>,
+    numbers: HashMap<Event, u64>,
+    /// The latest events, by their numbers.
+    events: BTreeMap<u64, Event>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    LoadBegan(Uuid),
+    TagInvalidated(Box<str>),
 }
 
 impl Journal {
-    const MOST_EVENTS: u64 = 16_384;
+    const MOST_EVENTS: usize = 16_384;
 
     fn new() -> Self {
-        Self { until: Instant::now(), number: 0, loads: HashMap::new(), tags: HashMap::new() }
+        Self { until: Instant::now(), numbers: HashMap::new(), events: BTreeMap::new() }
+    }
+
+    fn note(&mut self, event: Event) {
+        let number = self.events.last_key_value().map_or(1, |(latest, _)| latest + 1);
+        if let Some(earlier) = self.numbers.insert(event.clone(), number) {
+            self.events.remove(&earlier);
+        }
+        self.events.insert(number, event);
+        // As in the script: by numbers, so that a tag that is invalidated again and again removes the loads before it as well.
+        while let Some(first) = self.events.first_entry()
+            && *first.key() + Self::MOST_EVENTS as u64 <= number
+        {
+            self.numbers.remove(&first.remove());
+        }
     }
 }
 
@@ -444,22 +463,20 @@ fn random_id() -> Uuid {
 impl Volume {
     fn journal(&mut self) -> Option<&mut Journal> {
         let now = Instant::now();
-        self.journal.take_if(|journal| journal.until < now || journal.number == Journal::MOST_EVENTS);
+        self.journal.take_if(|journal| journal.until < now);
         self.journal.as_mut()
     }
 
     pub(super) fn enter_load(&mut self, load: Uuid, life: Duration) {
         self.journal();
         let journal = self.journal.get_or_insert_with(Journal::new);
-        journal.number += 1;
-        journal.loads.insert(load, journal.number);
+        journal.note(Event::LoadBegan(load));
         journal.until = journal.until.max(later(Instant::now(), life));
     }
 
     pub(super) fn note_tag(&mut self, tag: &str) {
         if let Some(journal) = self.journal() {
-            journal.number += 1;
-            journal.tags.insert(tag.into(), journal.number);
+            journal.note(Event::TagInvalidated(tag.into()));
         }
     }
 
@@ -467,8 +484,9 @@ impl Volume {
         let Some(journal) = self.journal.as_ref().filter(|journal| journal.until >= Instant::now()) else {
             return false;
         };
-        let number = |tag: &Key| journal.tags.get(tag.name()).copied().unwrap_or(0);
-        journal.loads.get(&load).is_some_and(|began| tags.iter().all(|tag| number(tag) < *began))
+        let number = |event| journal.numbers.get(&event).copied();
+        let invalidated = |tag: &Key| number(Event::TagInvalidated(tag.name().into()));
+        number(Event::LoadBegan(load)).is_some_and(|began| tags.iter().all(|tag| invalidated(tag) < Some(began)))
     }
 
     /// The registry and the log, each created if it is missing. A new log has a base entry.

@@ -234,6 +234,17 @@ impl Data {
                     Answer::Int(i64::from(new))
                 })
             }
+            "ZMSCORE" => {
+                let asked = &words[2..];
+                self.sorted(arg(1)?, |members| {
+                    let score = |asked: &Vec<u8>| members.iter().find(|(_, member)| member == asked);
+                    let scores = asked.iter().map(|asked| match score(asked) {
+                        Some((at, _)) => Answer::Bulk(format!("{at}").into_bytes()),
+                        None => Answer::Nil,
+                    });
+                    Answer::List(scores.collect())
+                })
+            }
             "ZCARD" => self.sorted(arg(1)?, |members| Answer::Int(members.len() as i64)),
             "ZREM" => {
                 let member = arg(2)?;

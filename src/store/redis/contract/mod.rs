@@ -196,7 +196,7 @@ impl RedisStore {
     ) -> StoreResult<bool> {
         let names: usize = tags.iter().map(|tag| tag.name().len() + 1).sum();
         let mut cmd = Cmd::with_capacity(tags.len() + 3, journal.name().len() + names + 48);
-        cmd.arg("HMGET");
+        cmd.arg("ZMSCORE");
         push_key(&mut cmd, b'j', journal.name());
         cmd.arg(format!("l{}", load.simple()));
         for tag in tags {

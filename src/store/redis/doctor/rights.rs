@@ -93,11 +93,12 @@ pub(super) fn words(error: RedisError) -> String {
 const GUARDS_KEYS: [&str; 9] = ["e", "l", "q", "o", "t", "v", "n", "a", "c"];
 const LOCKS_KEYS: [&str; 6] = ["m", "mq", "mf", "sh", "sq", "sm"];
 
-/// The commands that only the scripts of locks need. (The scripts of loads call TIME only if the guard has been able to.)
+/// The commands that only the scripts of locks and of journals of tags need. (The scripts of loads call TIME only if the guard has been
+/// able to.)
 pub(super) const LOCKS_ONLY: [&str; 10] =
     ["EXISTS", "INCR", "LLEN", "LREM", "TIME", "ZADD", "ZCARD", "ZRANGE", "ZREM", "ZREMRANGEBYSCORE"];
 
-/// The commands that only the scripts of volumes, of journals of tags and of adaptive load limits call.
+/// The commands that only the scripts of volumes and of adaptive load limits call.
 pub(super) const COPIES_ONLY: [&str; 4] = ["HDEL", "HGETALL", "HMGET", "HSET"];
 
 /// The commands for `ACL DRYRUN`, with their arguments after the key: those above and those of the guard's scripts, except
@@ -119,6 +120,7 @@ struct RefusedRights {
     guard: Vec<String>,
     locks: Vec<String>,
     copies: Vec<String>,
+    tags: Vec<String>,
     publish: bool,
     /// The server refuses all writes, whatever this user's rights.
     writes: Option<String>,
@@ -141,6 +143,7 @@ impl RefusedRights {
             let of = match what {
                 _ if LOCKS_ONLY.contains(&what) => &mut self.locks,
                 _ if COPIES_ONLY.contains(&what) => &mut self.copies,
+                "ZMSCORE" => &mut self.tags,
                 _ => &mut self.guard,
             };
             // Some commands are sent both in a script and outside of one.
@@ -162,7 +165,7 @@ impl RefusedRights {
 
     /// Advises rights on the namespace of the key `name` only: this user must not reach other services' keys.
     fn findings(self, user: &str, name: &str) -> Vec<Finding> {
-        let Self { guard, locks, copies, publish, writes, unseen } = self;
+        let Self { guard, locks, copies, tags, publish, writes, unseen } = self;
         let may_not = |what: &[String]| format!("`{user}` may not {}", what.join(", "));
         let mut findings = Vec::new();
         if !guard.is_empty() {
@@ -177,11 +180,12 @@ impl RefusedRights {
             let found = "neither EVAL nor ACL DRYRUN is permitted: what scripts call could not be tried";
             findings.push(Finding::note("rights", found).advice("+eval first, and look again"));
         }
-        let of_locks = "loads are guarded; mutexes and semaphores fail, and loads are not limited";
+        let of_tags = "values to which their load adds tags are not stored";
+        let of_locks = "loads are guarded; mutexes and semaphores fail, loads are not limited, and values to which their load adds tags are \
+                        not stored";
         let of_copies = "no value is served from memory (local_for), and where another process of this namespace does that, \
-                         invalidations by this one fail; the limit of adaptive_loads stays where it is; values to which their load adds \
-                         tags are not stored";
-        for (what, cost) in [(locks, of_locks), (copies, of_copies)] {
+                         invalidations by this one fail; the limit of adaptive_loads stays where it is";
+        for (what, cost) in [(locks, of_locks), (copies, of_copies), (tags, of_tags)] {
             if !what.is_empty() {
                 let found = Finding::warning("rights", may_not(&what));
                 findings.push(found.cost(cost).advice(advised_rules(&what, user, name)));
@@ -299,6 +303,7 @@ async fn plain(
         kinds.push(*kind);
     }
     pipeline.cmd("MGET").arg(key("e")).arg(key("t")).cmd("DEL").arg(key("t"));
+    pipeline.cmd("ZMSCORE").arg(key("j")).arg("");
     // EVAL, which the guard needs for a script that the server does not have. The script of [`examine`] is not sent by EVAL if the
     // server has that script already.
     pipeline.cmd("EVAL").arg("return 1").arg(0);
@@ -314,7 +319,7 @@ async fn plain(
             of.push(format!("GET on sg1:{kind}:*"));
         }
     }
-    for (what, answer) in ["MGET", "DEL", "EVAL"].into_iter().zip(answers) {
+    for (what, answer) in ["MGET", "DEL", "ZMSCORE", "EVAL"].into_iter().zip(answers) {
         if let Value::ServerError(_) = &answer {
             refused.add(what, &refusal_text(&answer));
         }

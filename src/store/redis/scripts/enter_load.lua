@@ -5,6 +5,6 @@
 -- Returns 1
 --
 -- Atomic, because two events must not have one number.
--- calls: hmget hset del pttl pexpire
+-- calls: zrange zadd zremrangebyscore del pttl pexpire
 note(KEYS[1], 'l' .. ARGV[1], ARGV[2])
 return 1

@@ -5,7 +5,7 @@
 -- Returns 1 | {1, the text of announcing.lua} | what attempt.lua answers instead of the change
 --
 -- Atomic, so that the removal and its announcement take one round trip.
--- calls: del pttl hgetall hmget hset lrange rpush lpop pexpire publish
+-- calls: del zrange zadd zremrangebyscore pttl hgetall hset lrange rpush lpop pexpire publish
 local too_late = late(KEYS[2])
 if too_late then
   return too_late

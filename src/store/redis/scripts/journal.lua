@@ -1,27 +1,21 @@
 -- Prelude of the scripts that write to the journal of a namespace's tags.
 --
--- The journal is a hash: `n` is the number of the latest event, and each load in progress (`l` and its id) and each tag invalidated
--- since (`t` and its name) has the number of its own. It exists only while a load may be in progress that reads it at its end.
+-- The journal is a sorted set of events by their numbers: each load that has begun (`l` and its id), and each tag that was invalidated
+-- since (`t` and its name). It exists only while a load may be in progress that reads it at its end, and has the latest events.
 --
--- calls: hmget hset del pttl pexpire
+-- calls: zrange zadd zremrangebyscore del pttl pexpire
 local MOST_EVENTS = 16384
 
 -- Notes an event. `life`: for how many ms the journal lives at least, or nil if the event is of no interest without a load.
 local function note(journal, event, life)
-  local number = redis.call('HMGET', journal, 'n')[1]
+  local number = tonumber(redis.call('ZRANGE', journal, -1, -1, 'WITHSCORES')[2])
   if not (number or life) then
     return
   end
-  number = (tonumber(number) or 0) + 1
-  if number > MOST_EVENTS then
-    -- The loads in progress do not find themselves in the next journal, so they are not stored.
-    redis.call('DEL', journal)
-    if not life then
-      return
-    end
-    number = 1
-  end
-  redis.call('HSET', journal, 'n', number, event, number)
+  number = (number or 0) + 1
+  redis.call('ZADD', journal, number, event)
+  -- The oldest events leave. A load that is among them does not find itself, so it is not stored.
+  redis.call('ZREMRANGEBYSCORE', journal, 0, number - MOST_EVENTS)
   if life and redis.call('PTTL', journal) < tonumber(life) then
     redis.call('PEXPIRE', journal, life)
   end

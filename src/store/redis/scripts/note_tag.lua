@@ -5,6 +5,6 @@
 -- Returns 1
 --
 -- Atomic, because two events must not have one number.
--- calls: hmget hset del pttl pexpire
+-- calls: zrange zadd zremrangebyscore del pttl pexpire
 note_invalidated(KEYS[1], ARGV[1])
 return 1
