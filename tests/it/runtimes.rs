@@ -15,8 +15,10 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 
 const SOON: Duration = Duration::from_secs(10);
-/// The default `coordination_budget` is a tenth of this, so a call that takes longer has waited for the other runtime.
-const BUDGET: Duration = Duration::from_secs(1);
+/// How long a command may take, and a call's commands together.
+const COMMAND: Duration = Duration::from_millis(500);
+/// A call that takes longer has waited for the other runtime.
+const BUDGET: Duration = Duration::from_secs(5);
 /// This many callers, one after the other, take a tenth of this time if none of them waits for the other runtime.
 const LATER: (usize, Duration) = (50, Duration::from_secs(2));
 const CALLERS: usize = 20;
@@ -40,7 +42,9 @@ fn get(guard: &StampedeGuard) -> Call {
 async fn stored(value: u64) -> (ChaosStore, StampedeGuard) {
     let chaos = ChaosStore::new(1);
     chaos.latency(Duration::from_millis(1), Duration::from_millis(1));
-    let guard = StampedeGuard::new(chaos.clone());
+    let policy =
+        Policy::builder().command_timeout(COMMAND).coordination_budget(COMMAND).build().expect("valid");
+    let guard = StampedeGuard::builder(chaos.clone()).policy(policy).build().expect("valid");
     guard.insert("k", &value).await.expect("stored");
     (chaos, guard)
 }
