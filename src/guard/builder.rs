@@ -1,6 +1,7 @@
 //! [`StampedeGuardBuilder`]: the settings of a guard that hold for all its policies.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
@@ -25,7 +26,10 @@ const LEAST_CAPACITY: u64 = 64 * 1024;
 const MOST_CONNECTIONS: usize = 64;
 
 /// Settings of a [`StampedeGuard`]; [`build`](Self::build) checks them.
-#[derive(Debug)]
+///
+/// A clone makes another guard, in another namespace, say. All guards that are made from one builder and its clones share the switch of
+/// [`set_bypass`](StampedeGuard::set_bypass).
+#[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct StampedeGuardBuilder {
     backend: Backend,
@@ -37,6 +41,7 @@ pub struct StampedeGuardBuilder {
     local_term: Duration,
     connections: usize,
     spans: Spans,
+    bypass: Arc<AtomicBool>,
 }
 
 impl StampedeGuard {
@@ -151,6 +156,7 @@ impl StampedeGuardBuilder {
             local_term: DEFAULT_TERM,
             connections: 1,
             spans: Spans::default(),
+            bypass: Arc::default(),
         }
     }
 
@@ -161,7 +167,7 @@ impl StampedeGuardBuilder {
         let connections = self.connections;
         let store = backend.node(ConnectionSettings { command_timeout: policy.command_timeout, connections });
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
-        let state = GuardState::new(store, namespace, max_flights, retained, local, spans);
+        let state = GuardState::new(store, namespace, max_flights, retained, local, spans, self.bypass);
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 

@@ -127,7 +127,8 @@ impl StampedeGuard {
         Self::from_parts(Arc::clone(&**self.state), policy)
     }
 
-    /// Switches the guard off, or on again, for all its clones and policies: each caller loads for itself and is counted in
+    /// Switches the guard off, or on again, for all its clones and policies, and for all guards that are made from
+    /// [its builder](crate::StampedeGuardBuilder) or a clone of that: each caller loads for itself and is counted in
     /// [`Stats::bypassed`], and over HTTP each request passes through. Stored values stay, loads that are running are stored, and changes
     /// are made as usual: [`invalidate`](Self::invalidate), unsafe methods. A [`refresh`](crate::Load::refresh) returns the value of its
     /// own load, and stores it if the lease of its key is free.

@@ -82,7 +82,7 @@ pub(crate) struct GuardState {
     /// Set by `shutdown`: from then on, calls send no look-up to the store and take no lease.
     closed: AtomicBool,
     /// Set by the operator (`set_bypass`): callers load for themselves.
-    bypassed: AtomicBool,
+    bypassed: Arc<AtomicBool>,
     /// Set when a shutdown's deadline has passed: leases are handed over.
     leaving: AtomicBool,
     /// Notified when `leaving` is set. Unlike a channel with many receivers, it wakes waiters in the order in which they came.
@@ -169,6 +169,7 @@ impl GuardState {
         most_retained: usize,
         (local_capacity, local_term): (u64, Duration),
         spans: Spans,
+        bypassed: Arc<AtomicBool>,
     ) -> Self {
         let counters = Arc::<Counters>::default();
         Self {
@@ -202,7 +203,7 @@ impl GuardState {
             waiters: StoppableWaiters::default(),
             background: Arc::default(),
             closed: AtomicBool::new(false),
-            bypassed: AtomicBool::new(false),
+            bypassed,
             leaving: AtomicBool::new(false),
             left: Notify::new(),
             longest_command_us: AtomicU64::new(0),

@@ -146,6 +146,23 @@ async fn a_guard_that_is_switched_off_lets_each_caller_load() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn guards_that_are_made_from_clones_of_one_builder_have_one_switch() {
+    let builder = StampedeGuard::builder(MemoryStore::new());
+    let [one, two] = ["one", "two"].map(|name| builder.clone().namespace(name).build().expect("valid"));
+    let other = StampedeGuard::builder(MemoryStore::new()).build().expect("valid");
+    let is_off = async |guard: &StampedeGuard| {
+        guard.insert("key", &0).await.expect("stored");
+        guard.get_or_load("key", || async { Ok::<_, Infallible>(1) }).await.expect("infallible") == 1
+    };
+    for is_bypassed in [true, false] {
+        two.set_bypass(is_bypassed);
+        for (guard, expected) in [(&one, is_bypassed), (&two, is_bypassed), (&other, false)] {
+            assert_eq!(is_off(guard).await, expected);
+        }
+    }
+}
+
 /// Another caller's load is running, and the store has a value: the refresh returns neither of both values.
 #[tokio::test(start_paused = true)]
 async fn a_refresh_of_a_guard_that_is_off_or_on_trial_returns_its_own_load() {
