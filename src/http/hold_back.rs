@@ -1,4 +1,5 @@
-//! After a 503 with `Retry-After` no process of the fleet loads that resource before that time: [`held_back`] and [`hold_back`].
+//! After a 503 with `Retry-After` no process of the fleet loads that resource before that time: [`held_back`] and [`hold_back`]. Around a
+//! client whose replicas share an account, a 429 does the same, for the resource or for its authority.
 //!
 //! Only the time is stored, under a key of the resource, and not the response. The loader asks for it instead of the inner service, so
 //! everything that follows is as after a 503 of the inner service: stale responses stand in, and waiters share the failure.
@@ -15,6 +16,8 @@ use super::side_commit::SideCommit;
 use super::upstream::UpstreamBody;
 use crate::guard_state::GuardState;
 use crate::http_rules::fields::retry_after;
+use crate::http_rules::request_settings::RateLimitScope;
+use crate::http_rules::settings::HttpPolicy;
 use crate::key::Key;
 use crate::loader::LoadResult;
 use crate::policy::Policy;
@@ -25,9 +28,34 @@ use crate::value::entry::{Encoding, Lifetimes, Packed, Unstored};
 /// The detail in `Cache-Status` of a response that the guard makes because loads are held back.
 pub(super) const HELD_BACK: &str = "retry-after";
 
-/// The key of the time until which loads of a resource are held back.
-fn time_key(resource: &Key) -> Key {
-    resource.derived("~r")
+/// Begins the suffix of the key of the time until which loads are held back.
+const TIME: &str = "~r";
+
+/// For whom the head of a response asks for a pause: for all requests of its resource, or of its authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pause {
+    OfResource,
+    OfAuthority,
+}
+
+impl Pause {
+    /// For whom a response with this status can ask for a pause under this policy.
+    pub(super) fn of(status: StatusCode, http: &HttpPolicy) -> Option<Self> {
+        match (status, http.rate_limit_scope) {
+            _ if http.retry_after.is_zero() => None,
+            (StatusCode::SERVICE_UNAVAILABLE, _)
+            | (StatusCode::TOO_MANY_REQUESTS, RateLimitScope::Resource) => Some(Self::OfResource),
+            (StatusCode::TOO_MANY_REQUESTS, RateLimitScope::Authority) => Some(Self::OfAuthority),
+            _ => None,
+        }
+    }
+
+    fn key(self, namespace: &str, resource: &Key) -> Option<Key> {
+        match self {
+            Self::OfResource => Some(resource.derived(TIME)),
+            Self::OfAuthority => resource.of_authority(namespace, TIME),
+        }
+    }
 }
 
 /// For how long loads of the resource are still held back. A store that cannot be read holds nothing back.
@@ -39,26 +67,32 @@ pub(super) async fn held_back(
     if state.is_closed() {
         return None;
     }
-    let key = &time_key(resource);
-    let entry = read_entry(Call { state, policy, key }).await.ok().flatten()?;
-    let until = entry.value()?.expiry.error_until;
-    let left = until.saturating_sub(state.store.now());
-    (left > 0).then(|| Duration::from_millis(left))
+    let left = async |pause: Pause| {
+        let key = &pause.key(&state.namespace, resource)?;
+        let entry = read_entry(Call { state, policy, key }).await.ok().flatten()?;
+        let left = entry.value()?.expiry.error_until.saturating_sub(state.store.now());
+        (left > 0).then(|| Duration::from_millis(left))
+    };
+    match policy.http.rate_limit_scope {
+        RateLimitScope::Authority => {
+            let (of_resource, of_authority) = tokio::join!(left(Pause::OfResource), left(Pause::OfAuthority));
+            of_resource.max(of_authority)
+        }
+        RateLimitScope::Client | RateLimitScope::Resource => left(Pause::OfResource).await,
+    }
 }
 
-/// Holds back the loads of the resource for as long as this head of a 503 asks, within the policy's bound.
+/// Holds back loads for as long as this head of a response asks, within the policy's bound. Returns for how long.
 pub(super) async fn hold_back(
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
-    resource: &Key,
+    (pause, resource): (Pause, &Key),
     headers: &HeaderMap,
     now: SystemTime,
-) {
+) -> Option<Duration> {
     let most = policy.http.retry_after;
-    let Some(time) = retry_after(headers, now).map(|time| time.min(most)).filter(|time| !time.is_zero())
-    else {
-        return;
-    };
+    let time = retry_after(headers, now).map(|time| time.min(most)).filter(|time| !time.is_zero())?;
+    let key = pause.key(&state.namespace, resource)?;
     // A stale window, because jitter shortens the freshness: loads would begin before its end.
     let lifetimes = Lifetimes { stale_if_error: time, ..Lifetimes::default() };
     let result = LoadResult::Value {
@@ -71,9 +105,10 @@ pub(super) async fn hold_back(
         status_only: None,
         unstored: Unstored::SaysNothing,
     };
-    // If another load is storing the time of its own 503, that one counts.
-    let mut commit = SideCommit::begin(state, policy, &time_key(resource), (None, false)).await;
+    // If another load is storing the time of its own response, that one counts.
+    let mut commit = SideCommit::begin(state, policy, &key, (None, false)).await;
     commit.store(result, true).await;
+    Some(time)
 }
 
 /// The response in place of the inner service's. Without `Cache-Control`: with `no-store` each waiter would get a load of its own.

@@ -15,7 +15,7 @@ use super::answer::{
 use super::body::GuardedBody;
 use super::candidate::{StoredResponseToReplace, head_of};
 use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose, ResponseCommit};
-use super::hold_back::{held_back, held_response, hold_back};
+use super::hold_back::{Pause, held_back, held_response, hold_back};
 use super::side_commit::SideCommit;
 use super::stored::{ResponseMeta, StoredResponse};
 use super::tags::CacheTagger;
@@ -130,10 +130,10 @@ impl ResponseCommit {
         let status = response.status();
         // An adaptive limit counts a load that is held back as refused: it must not let more loads run.
         let end = if self.is_held_back { LoadEnd::Refused } else { end_of(status) };
-        if status == StatusCode::SERVICE_UNAVAILABLE && may_hold_back && !self.is_held_back {
-            let resource = &self.load_request.resource;
-            Box::pin(hold_back(&self.state, &self.policy, resource, response.headers(), self.now)).await;
-        }
+        let (status, response) = match Pause::of(status, &self.policy.http).filter(|_| !self.is_held_back) {
+            Some(pause) => Box::pin(self.pause(pause, response)).await,
+            None => (status, response),
+        };
         if self.stands_in(LoadFailure::Status(status.as_u16())) {
             if !self.is_held_back {
                 self.load_request.state().progress = Progress::Refused(status);
@@ -160,6 +160,23 @@ impl ResponseCommit {
             Some(stored) => self.validated(response, stored).await,
         };
         LoadOutput { end, ..output }
+    }
+
+    /// Holds back further loads, if this response asks for a pause. A 429 that does is replaced by the answer to a load that is held back.
+    async fn pause(
+        &mut self,
+        pause: Pause,
+        response: Response<UpstreamBody>,
+    ) -> (StatusCode, Response<UpstreamBody>) {
+        let (status, of) = (response.status(), (pause, &self.load_request.resource));
+        match hold_back(&self.state, &self.policy, of, response.headers(), self.now).await {
+            Some(left) if status == StatusCode::TOO_MANY_REQUESTS => {
+                self.is_held_back = true;
+                let response = held_response(left);
+                (response.status(), response)
+            }
+            _ => (status, response),
+        }
     }
 
     /// Sends the request with the guard's conditions. If the answer is a 304 about another response than the stored one, sends the request
@@ -222,7 +239,7 @@ impl ResponseCommit {
         // A client that refuses stale responses gets the error here.
         let now = self.state.store.now();
         let stale_ends_flight =
-            self.previous.as_ref().is_some_and(|stored| stored.entry.expiry.stands_in(now));
+            self.previous.as_ref().is_some_and(|stored| stored.entry.times().stands_in(now));
         let insists = stale_ends_flight && !self.stands_in(LoadFailure::Disconnected);
         let failed = self.after_commit(no_answer(&error), move |commit| commit.send(Err(error)));
         if insists { failed.settle().into() } else { failed }

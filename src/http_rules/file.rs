@@ -9,7 +9,7 @@ use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{self, Serialize, Serializer};
 
 use super::query::QueryRules;
-use super::request_settings::{CookieNames, CredentialRule};
+use super::request_settings::{CookieNames, CredentialRule, RateLimitScope};
 use super::settings::HttpPolicy;
 use crate::setting::{self, FileValue, Setting, Table, Value, choices, setting};
 
@@ -100,6 +100,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("stale_on_disconnect", stale_on_disconnect),
     setting!("validate_within", validate_within),
     setting!("retry_after", retry_after),
+    setting!("rate_limit_scope", rate_limit_scope),
     setting!("key", "a file can not hold a function: set it in code, by HttpPolicy::key"),
     setting!(
         "personal_extension",
@@ -112,6 +113,7 @@ type Kind = fn() -> HttpPolicy;
 const KINDS: [(&str, Kind); 3] =
     [("default", HttpPolicy::default), ("strict", HttpPolicy::strict), ("private", HttpPolicy::private)];
 
+choices!(RateLimitScope: "client" = Self::Client, "resource" = Self::Resource, "authority" = Self::Authority);
 choices!(Scheme: "http" = Self::HTTP, "https" = Self::HTTPS);
 
 impl FileValue for CookieNames {

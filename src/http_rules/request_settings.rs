@@ -49,6 +49,19 @@ pub(crate) enum CacheScope {
     Private,
 }
 
+/// Which requests a 429 concerns, beside the one that it answers: [`HttpPolicy::rate_limit_scope`](super::settings::HttpPolicy::rate_limit_scope).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RateLimitScope {
+    /// None: the origin limits each client, and each sends its own requests.
+    #[default]
+    Client,
+    /// All requests of the fleet for the resource.
+    Resource,
+    /// All requests of the fleet to the authority: its replicas share one account there.
+    Authority,
+}
+
 /// Whether requests or responses with credentials or cookies use the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum CredentialRule {

@@ -18,8 +18,8 @@ use super::key::{default_port, key, plain_authority};
 use super::query::QueryRules;
 use super::request::{Content, examine};
 use super::request_settings::{
-    CacheScope, CookieNames, CredentialRule, Heads, KeyHook, KeyParts, PersonalExtension, RequestRules,
-    forwarding,
+    CacheScope, CookieNames, CredentialRule, Heads, KeyHook, KeyParts, PersonalExtension, RateLimitScope,
+    RequestRules, forwarding,
 };
 use super::vary::{MOST_NAMES, Normalization};
 use crate::key::CacheKey;
@@ -73,6 +73,7 @@ pub struct HttpPolicy {
     pub(crate) stale_on_disconnect: Duration,
     pub(crate) validate_within: Duration,
     pub(crate) retry_after: Duration,
+    pub(crate) rate_limit_scope: RateLimitScope,
 }
 
 /// Methods that set one setting each: the argument is followed by the field that it sets.
@@ -269,7 +270,8 @@ setters! {
     ///
     /// All variants of a resource are held back together; another query is another resource. Requests that do not share a load are not
     /// held back: unsafe methods, `HEAD`, those that bypass, and those that load for themselves alone. A 503 that is not shared, for
-    /// example one with `no-store`, holds back as any other. A 429 holds back no load: it concerns one client.
+    /// example one with `no-store`, holds back as any other. A 429 holds back no load, unless
+    /// [`rate_limit_scope`](Self::rate_limit_scope) says so: it concerns one client.
     ///
     /// **Turn it on only where a client cannot cause a 503**: one such response holds back all clients of the resource.
     ///
@@ -296,6 +298,16 @@ setters! {
     /// # Ok(()) }
     /// ```
     retry_after(most: Duration => retry_after);
+
+    /// Whose loads a 429 (too many requests) with `Retry-After` holds back, for as long as [`retry_after`](Self::retry_after) permits.
+    /// Defaults to [`Client`](RateLimitScope::Client): nobody else's. Around a client whose replicas share one account at an API, choose
+    /// [`Resource`](RateLimitScope::Resource) or [`Authority`](RateLimitScope::Authority): one 429 then stops the whole fleet.
+    ///
+    /// Such a 429 is answered as a load that is held back: by a stale response, or a 503 with `Retry-After`. A 429 cannot be shared
+    /// (RFC 6585, 4), so each waiter would send a request of its own.
+    ///
+    /// **Not around a server**: one visitor that exceeds a limit would close the page for all.
+    rate_limit_scope(scope: RateLimitScope => rate_limit_scope);
 }
 
 impl HttpPolicy {
@@ -477,6 +489,10 @@ impl HttpPolicy {
                     .to_owned(),
             );
         }
+        if self.rate_limit_scope != RateLimitScope::Client && self.retry_after.is_zero() {
+            let text = "rate_limit_scope has no effect without retry_after: set how long a load is held back at most";
+            return Some(text.to_owned());
+        }
         let windows = [
             ("stale_on_disconnect", self.stale_on_disconnect),
             ("validate_within", self.validate_within),
@@ -540,6 +556,7 @@ impl Default for HttpPolicy {
             validate_within: Duration::from_secs(600),
             // One 503 then decides for all clients, so it is the operator's decision to believe it.
             retry_after: Duration::ZERO,
+            rate_limit_scope: RateLimitScope::Client,
         }
     }
 }

@@ -160,8 +160,13 @@ impl Key {
 
     /// The tag of the responses of a group (RFC 9875) of this HTTP resource's origin; `None` if this is not the key of an HTTP resource.
     pub(crate) fn of_group(&self, namespace: &str, group: &str) -> Option<Self> {
+        self.of_authority(namespace, &format!("{GROUP}{}", CacheKey::from(group).as_str()))
+    }
+
+    /// The key of the authority of this HTTP resource, with this suffix; `None` if this is not the key of an HTTP resource.
+    pub(crate) fn of_authority(&self, namespace: &str, suffix: &str) -> Option<Self> {
         let (origin, _) = self.at_origin(namespace)?;
-        Some(Self::of_full(&format!("{origin}{GROUP}{}", CacheKey::from(group).as_str())))
+        Some(Self::of_full(&format!("{origin}{suffix}")))
     }
 
     /// The tag of all responses of a path: of each query, each variant, each report and each addition to the key. `None` if this

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use stampede_guard::http::HttpPolicy;
+use stampede_guard::Policy;
+use stampede_guard::http::{HttpPolicy, RateLimitScope};
 
 use super::kit::{
     Inner, Seen, Shop, all, ask, get, policy, replicas, replicas_with, request, respond, secs, send_many,
@@ -127,6 +128,46 @@ async fn a_429_holds_back_no_other_client() {
     let shops = holding(&inner);
     assert_eq!(ask(&shops[0], get("/")).await.status, 429);
     assert_eq!(ask(&shops[1], get("/")).await.text(), "up");
+}
+
+/// Replicas that share one account at an API: its 429 stops them all, for the resource or for the whole authority.
+#[tokio::test(start_paused = true)]
+async fn a_429_holds_back_the_fleet_where_its_scope_says_so() {
+    for (scope, other_is_held) in [(RateLimitScope::Resource, false), (RateLimitScope::Authority, true)] {
+        let inner = Inner::with(|n, _| {
+            Ok(match n {
+                1 => respond(429, &[("retry-after", "10")], whole("slow down")),
+                _ => respond(200, &[("cache-control", "max-age=60")], whole("up")),
+            })
+        })
+        .held();
+        let http = HttpPolicy::default().retry_after(secs(60)).rate_limit_scope(scope);
+        let shops = replicas_with(2, &inner, policy().http(http));
+        let clients: Vec<_> = shops.iter().flat_map(|shop| send_many(shop, 20, "/")).collect();
+        settle().await;
+        inner.gate.open();
+        for seen in all(clients).await {
+            let (status, after, _) = facts(&seen);
+            assert_eq!((status, after), (503, Some("10")), "{}", seen.remark());
+        }
+        assert_eq!(inner.calls(), 1, "the waiters send no request of their own");
+        tokio::time::sleep(secs(4)).await;
+        let seen = ask(&shops[1], get("/other")).await;
+        assert_eq!((seen.status, seen.header("retry-after")).0 == 503, other_is_held, "{}", seen.remark());
+        let elsewhere = request("GET", "/", &[("host", "other.example")]);
+        assert_eq!(ask(&shops[1], elsewhere).await.text(), "up");
+        let seen = ask(&shops[0], get("/")).await;
+        assert_eq!(facts(&seen), (503, Some("6"), "fwd=uri-miss; detail=retry-after".to_owned()));
+        tokio::time::sleep(secs(6)).await;
+        assert_eq!(ask(&shops[1], get("/")).await.text(), "up");
+    }
+}
+
+#[test]
+fn a_scope_without_a_longest_pause_is_refused() {
+    let http = HttpPolicy::private().rate_limit_scope(RateLimitScope::Authority);
+    let refused = Policy::builder().http(http).build().expect_err("no effect");
+    assert!(refused.to_string().contains("retry_after"), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ fn each_field_of_an_http_policy_has_its_setting() {
     let HttpPolicy {
         requests, scope: _, strict_rfc: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
         expose_key: _, path_tags: _, cache_groups: _, tag_headers: _, answer_info: _, etag: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
-        retry_after: _,
+        retry_after: _, rate_limit_scope: _,
     } = HttpPolicy::default();
     #[rustfmt::skip]
     let RequestRules {
@@ -88,6 +88,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("stale_on_disconnect", &["60", "\"11years\""]),
         ("validate_within", &["\"-1s\"", "\"max\""]),
         ("retry_after", &["60", "\"11years\""]),
+        ("rate_limit_scope", &["\"fleet\"", "\"authority\""]),
         ("key", &["\"x-tenant\""]),
         ("personal_extension", &["\"Session\""]),
         ("shceme", &["\"https\""]),
