@@ -48,6 +48,7 @@ const GROUPS: &[Group] = &[
         on_runtime(async {
             tags::many(table).await;
             tags::racing(table).await;
+            tags::expired(table).await;
         });
     }),
 ];

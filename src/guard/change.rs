@@ -39,6 +39,8 @@ pub(super) struct Change {
     pub(super) target: ChangeTarget,
     /// For an HTTP resource: the tag of the responses to requests with reports of proxies, which is invalidated with the resource.
     of_reports: Option<ChangeTarget>,
+    /// Whether the values of the tag become stale, instead of invalid.
+    only_expires: bool,
     /// The name of the operation in errors.
     what: &'static str,
     number: u64,
@@ -47,11 +49,29 @@ pub(super) struct Change {
     succeeded: bool,
 }
 
+/// What a change does to its target.
+#[derive(Clone, Copy)]
+enum Effect<'a> {
+    Invalidate,
+    /// Ends the freshness of all values with the tag.
+    ExpireTag,
+    Insert(&'a Insert),
+}
+
 impl Change {
     /// An invalidation of the target. This process drops its copies and detaches its flights at once, before any command is sent.
     pub(super) fn invalidation(guard: &StampedeGuard, target: ChangeTarget) -> Self {
         let what = if target.is_tag { "the invalidation by the tag" } else { "the invalidation" };
         let change = Self::new(guard, target, what, true);
+        change.drop_copies();
+        change.detach_flights();
+        change
+    }
+
+    /// An expiry of a tag. If it ends unconfirmed, it is retained as an invalidation.
+    pub(super) fn expiry_of_tag(guard: &StampedeGuard, tag: Key) -> Self {
+        let mut change = Self::new(guard, ChangeTarget::tag(tag), "the expiry of the tag", true);
+        change.only_expires = true;
         change.drop_copies();
         change.detach_flights();
         change
@@ -66,20 +86,29 @@ impl Change {
         let reports = (!target.is_tag).then(|| target.key.of_reports(&guard.state.namespace)).flatten();
         let (guard, number) = (guard.clone(), guard.state.retained.next_attempt());
         let of_reports = reports.map(ChangeTarget::tag);
-        Self { guard, target, of_reports, what, number, is_retained, succeeded: false }
+        let (only_expires, succeeded) = (false, false);
+        Self { guard, target, of_reports, only_expires, what, number, is_retained, succeeded }
     }
 
     /// Makes the change: invalidates the target, or replaces its value by `insert`. Waits until the store has made it and no process serves
     /// an older copy, and for the server's replicas, if the policy says so.
     pub(super) async fn run(mut self, until: Instant, insert: Option<Insert>) -> Result<(), Error> {
         let replicated = {
-            let send = |target, insert| Self::send(&self.guard, target, insert, until);
+            let send = |target, effect| Self::send(&self.guard, target, effect, until);
             // The reports' tag is sent first: replicas that have the later change then have this one too.
             let of_reports = match &self.of_reports {
-                Some(tag) => Some(send(tag, None).await.map_err(|error| self.unconfirmed(error))?),
+                Some(tag) => {
+                    let sent = send(tag, Effect::Invalidate).await;
+                    Some(sent.map_err(|error| self.unconfirmed(error))?)
+                }
                 None => None,
             };
-            let sent = send(&self.target, insert.as_ref()).await.map_err(|error| self.unconfirmed(error))?;
+            let effect = match &insert {
+                Some(insert) => Effect::Insert(insert),
+                None if self.only_expires => Effect::ExpireTag,
+                None => Effect::Invalidate,
+            };
+            let sent = send(&self.target, effect).await.map_err(|error| self.unconfirmed(error))?;
             self.guard.count_invalidation();
             let of_reports = async {
                 match of_reports {
@@ -108,7 +137,7 @@ impl Change {
     async fn send<'a>(
         guard: &'a StampedeGuard,
         target: &ChangeTarget,
-        insert: Option<&Insert>,
+        effect: Effect<'_>,
         until: Instant,
     ) -> StoreResult<(AnnouncedChange<'a>, Announced)> {
         let GuardState { store, local, .. } = &***guard.state;
@@ -117,9 +146,13 @@ impl Change {
         loop {
             let within = retries.next().await?;
             let (sent, announcement) = (local.attempt_sent(), change.attempt());
-            let announced = match target.is_tag {
-                true => store.forget_tag(key, &announcement, within).await,
-                false => store.invalidate(key, insert.cloned(), &announcement, within).await,
+            let announced = match effect {
+                Effect::ExpireTag => store.expire_tag(key, store.now(), &announcement, within).await,
+                Effect::Insert(insert) => {
+                    store.invalidate(key, Some(insert.clone()), &announcement, within).await
+                }
+                Effect::Invalidate if target.is_tag => store.forget_tag(key, &announcement, within).await,
+                Effect::Invalidate => store.invalidate(key, None, &announcement, within).await,
             };
             match guard.count_errors(announced) {
                 Ok(announced) => {
@@ -263,7 +296,7 @@ impl StampedeGuard {
     /// detached when it was retained, and flights that began after that hold nothing that it invalidates.
     async fn send_retained(&self, target: &ChangeTarget, until: Instant) -> StoreResult<()> {
         let number = self.state.retained.next_attempt();
-        let (change, announced) = Change::send(self, target, None, until).await?;
+        let (change, announced) = Change::send(self, target, Effect::Invalidate, until).await?;
         self.count_invalidation();
         change.reaches_all(announced, until).await?;
         if self.settle(&target.name(), number) {

@@ -20,7 +20,7 @@ use crate::policy::Policy;
 use crate::read_through::look_up::{peek, peek_many, read_entry};
 use crate::store::Insert;
 use crate::sync::lock;
-use crate::value::entry::{self, Entry, EntryKind, Packed, TagList};
+use crate::value::entry::{self, Entry, EntryKind, NEVER, Packed, TagList};
 
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is no value, if it may not be served, or if it is
@@ -105,7 +105,7 @@ impl StampedeGuard {
     pub async fn remaining_freshness(&self, key: impl Into<CacheKey>) -> Result<Option<Duration>, Error> {
         let entry = self.entry(&self.key(key)?).await?;
         let now = self.state.store.now();
-        Ok(entry.map(|entry| Duration::from_millis(entry.expiry.fresh_until.saturating_sub(now))))
+        Ok(entry.map(|entry| Duration::from_millis(entry.times().fresh_until.saturating_sub(now))))
     }
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {
@@ -142,7 +142,7 @@ impl StampedeGuard {
     ///
     /// # Errors
     ///
-    /// The errors of [`insert`](Self::insert); an empty tag, or more than 16 tags besides the policy's.
+    /// The errors of [`insert`](Self::insert); an empty tag, or more than [`max_tags`](crate::PolicyBuilder::max_tags) besides the policy's.
     ///
     /// # Cancel safety
     ///
@@ -205,7 +205,18 @@ impl StampedeGuard {
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
         let (kind, validator) = (EntryKind::Value, Box::default());
         let packed = Packed::of(&payload, policy.compress_from);
-        let entry = Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed };
+        let (expiry, tag_expired_at) = (times, NEVER);
+        let entry = Entry {
+            kind,
+            encoding,
+            stored_at: now,
+            expiry,
+            tag_expired_at,
+            validator,
+            tags,
+            payload,
+            packed,
+        };
         let entry = entry.encode(key);
         let length = entry.len();
         let over = || Some(state.store.longest_entry()).filter(|most| length > *most);
@@ -253,8 +264,8 @@ impl StampedeGuard {
         let read = read.map_err(|error| change.unconfirmed(error))?;
         let now = self.state.store.now();
         let expired = match read.as_ref().and_then(|stored| stored.value()) {
-            Some(entry) if entry.expiry.stands_in(now) => {
-                let (times, over) = (entry.expiry.expired(), Some(entry.encode(&key)));
+            Some(entry) if entry.times().stands_in(now) => {
+                let (times, over) = (entry.times().expired(), Some(entry.encode(&key)));
                 let keep = Duration::from_millis(times.error_until - now);
                 Some(Insert { entry: Entry { expiry: times, ..entry.clone() }.encode(&key), keep, over })
             }

@@ -91,6 +91,49 @@ impl StampedeGuard {
         self.invalidation().tag(tag).send().await
     }
 
+    /// Ends the freshness of every value with this tag, by one command: each is served for the rest of its
+    /// [`stale_while_revalidate`](crate::PolicyBuilder::stale_while_revalidate) window, which begins now, and is loaded anew by the next
+    /// request for it, in the background, once in the fleet and within the policy's limit of loads. If the limit is reached, the request
+    /// begins no load, and a later one does; so the values that are asked for most are loaded first.
+    ///
+    /// For changes that may be seen late, such as a new template of ten thousand pages: no request waits. A value without that window is
+    /// loaded by the next request for it, which waits; the older value is served if that load fails, within
+    /// [`stale_if_error`](crate::PolicyBuilder::stale_if_error). ([`expire`](Self::expire) ends the first window of one key too.)
+    ///
+    /// # Errors
+    ///
+    /// See [`invalidate`](Self::invalidate). After an error the guard retains an invalidation of the tag, and sends that.
+    ///
+    /// # Cancel safety
+    ///
+    /// See [`invalidate`](Self::invalidate).
+    ///
+    /// # Consistency
+    ///
+    /// Once it has returned, no later caller in any process receives a value as fresh that was loaded before. If a tag is expired again
+    /// before a value was loaded anew, the value's windows begin with the latest expiry; they never end later than without any.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use stampede_guard::{MemoryStore, Policy, StampedeGuard};
+    ///
+    /// let policy = Policy::builder().stale_while_revalidate(Duration::from_secs(60)).tags(["pages"]).build()?;
+    /// let guard = StampedeGuard::builder(MemoryStore::new()).policy(policy).build()?;
+    /// guard.insert(("page", 7), &"old".to_owned()).await?;
+    /// guard.expire_tag("pages").await?;
+    /// let page = guard.get_or_load(("page", 7), async || Ok::<_, std::io::Error>("new".to_owned())).await?;
+    /// assert_eq!(page, "old"); // at once; the next one is "new"
+    /// # Ok(()) }
+    /// ```
+    pub async fn expire_tag(&self, tag: impl Into<CacheKey>) -> Result<(), Error> {
+        let guard = self.current();
+        let change = Change::expiry_of_tag(&guard, guard.key(tag)?);
+        Box::pin(change.run(Instant::now() + LONGEST, None)).await
+    }
+
     /// Removes every value of this namespace that is stored under a policy with
     /// [`PolicyBuilder::invalidate_all`](crate::PolicyBuilder::invalidate_all), this guard's among them: as
     /// [`invalidate_tag`](Self::invalidate_tag), with a tag that all of them have.

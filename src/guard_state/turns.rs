@@ -12,7 +12,7 @@
 //! queue in the store, which is first come first served, knows only how many permits this process asks for, and a load that gains a
 //! caller costs no command. Of loads with equally many callers the newest is first: at an overload the callers of the oldest are about to
 //! give up. Every eighth permit goes to the oldest load with callers, so that no load starves while its callers still wait. Loads without
-//! callers (refreshes in the background, audits) come last.
+//! callers (refreshes in the background, audits) come last, the oldest of them first.
 //!
 //! Invariants:
 //!
@@ -20,6 +20,7 @@
 //!    a load that comes meanwhile starts another request. After a grant, requests are started for the loads that still wait.
 //! 2. A load that all its callers have left gets no permit.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::fmt;
@@ -235,13 +236,21 @@ pub(crate) struct LoadQueue {
     seen: Mutex<Option<(LimitState, u32)>>,
 }
 
+/// The age of a load, by which loads with equally many callers are ordered.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Age {
+    /// Without callers: the oldest is next.
+    NoCallers(Reverse<u64>),
+    Callers(u64),
+}
+
 #[derive(Default)]
 struct QueueState {
     /// The waiting loads, numbered in the order in which they came.
     loads: BTreeMap<u64, WaitingLoad>,
     /// The loads by their number of callers, then by age; the next load is last. The order is that of `ordered_at`: it still lists loads
     /// that have left since, and lacks loads that came since.
-    order: Vec<(usize, u64)>,
+    order: Vec<(usize, Age, u64)>,
     ordered_at: Option<Instant>,
     came: u64,
     granted: u64,
@@ -328,7 +337,8 @@ impl QueueState {
         for (number, load) in &self.loads {
             match (load.callers)() {
                 Some(0) => left.push(*number),
-                callers => self.order.push((callers.unwrap_or(0), *number)),
+                Some(callers) => self.order.push((callers, Age::Callers(*number), *number)),
+                None => self.order.push((0, Age::NoCallers(Reverse(*number)), *number)),
             }
         }
         self.order.sort_unstable();
@@ -347,7 +357,7 @@ impl QueueState {
             None
         };
         let by_callers = || {
-            while let Some((_, number)) = self.order.pop() {
+            while let Some((.., number)) = self.order.pop() {
                 if self.loads.contains_key(&number) {
                     return Some(number);
                 }

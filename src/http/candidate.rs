@@ -43,7 +43,7 @@ impl StoredResponseToReplace {
             // The guard's own tag is no validator of the inner service, which would compare it with the tags that it sends.
             response.headers.remove(ETAG);
         }
-        let is_served = entry.serves(now).is_at_once() || entry.expiry.stands_in(now);
+        let is_served = entry.serves(now).is_at_once() || entry.times().stands_in(now);
         Some(Self { entry, meta, response, is_served })
     }
 

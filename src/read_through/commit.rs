@@ -21,7 +21,8 @@ use crate::observe::{Count, GuardCount, log, warn_if};
 use crate::store::protocol::ChangedName;
 use crate::store::{OlderEntry, StoreError, StoreErrorKind, TokenCheck};
 use crate::value::entry::{
-    Encoding, Entry, EntryKind, Expiry, Lifetimes, Packed, Storage, TagId, TagList, Unreadable, Unstored,
+    Encoding, Entry, EntryKind, Expiry, Lifetimes, NEVER, Packed, Storage, TagId, TagList, Unreadable,
+    Unstored,
 };
 use crate::value::{FlightOutcome, StoredEntry};
 
@@ -312,7 +313,17 @@ impl FlightTask {
                 let tags = TagList::new(tagged);
                 let value = |payload, packed| {
                     let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
-                    Entry { kind, encoding, stored_at: now, expiry: times, validator, tags, payload, packed }
+                    Entry {
+                        kind,
+                        encoding,
+                        stored_at: now,
+                        expiry: times,
+                        tag_expired_at: NEVER,
+                        validator,
+                        tags,
+                        payload,
+                        packed,
+                    }
                 };
                 let elsewhere = status_only
                     .map(|status_only| FlightOutcome::Value(value(status_only, Packed::default())));
@@ -455,15 +466,15 @@ impl FlightTask {
         let previous = self.rejected.as_ref()?.value()?;
         let back_off = self.policy.back_off;
         let rest = self.rest.clamp(back_off, back_off.saturating_mul(MOST_BACK_OFFS));
-        let rested = previous.expiry.rested(unstored, now, rest);
+        let rested = previous.times().rested(unstored, now, rest);
         // A background refresh has no waiters for whom the value would have to stand in: it is stored again if it may still be served.
         let may = if self.is_refresh() {
-            now < previous.expiry.served_until(unstored)
+            now < previous.times().served_until(unstored)
         } else {
             rested.stands_in(now)
         };
         // The entry stays stored until its windows end, so that a later load can revalidate it.
-        let Expiry { stale_until, error_until, .. } = previous.expiry;
+        let Expiry { stale_until, error_until, .. } = previous.times();
         let keep = Duration::from_millis(stale_until.max(error_until).saturating_sub(now));
         may.then(|| (Entry { expiry: rested, ..previous.clone() }, keep))
     }
@@ -475,6 +486,7 @@ fn marker_entry(key: &Key, now: u64) -> (Bytes, Duration) {
         encoding: Encoding::RAW,
         stored_at: now,
         expiry: Lifetimes::fresh(MARKER_FOR).from(now, Duration::ZERO).0,
+        tag_expired_at: NEVER,
         validator: Box::default(),
         tags: TagList::default(),
         payload: Bytes::new(),
@@ -517,9 +529,12 @@ impl FlightTask {
             // This creates missing ids. A new id differs from the old one, so it also shows an invalidation.
             Some(life) => {
                 let ids = store.tag_ids(&tags, life, within).await?;
-                Ok::<_, StoreError>(ids.into_iter().map(Some).collect())
+                Ok::<Vec<_>, StoreError>(ids.into_iter().map(Some).collect())
             }
-            None => store.present_ids(&tags, within).await,
+            None => {
+                let present = store.present_tags(&tags, within).await?;
+                Ok(present.into_iter().map(|tag| tag.map(|tag| tag.id())).collect())
+            }
         };
         let mut ids = ask().await;
         if ids.is_err() {

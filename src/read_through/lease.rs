@@ -173,8 +173,8 @@ impl<'a> Acquisition<'a> {
                 Freshness::Fresh => return Err(self.ended_with(FlightOutcome::Value(entry.clone()))),
                 // The load that this flight waited for, or would have repeated, has failed; its leader stored the older value again.
                 Freshness::BackingOff => return Err(self.ended_with(FlightOutcome::Stale(entry.clone()))),
-                // Stored while this flight waited, so it counts whatever its lifetime is, unless `expire` has ended that meanwhile.
-                _ if !entry.expiry.is_expired() && entry.stored_at >= self.waits_since() => {
+                // Stored while this flight waited, so it counts whatever its lifetime is, unless that was ended early.
+                _ if !entry.is_ended_early() && entry.stored_at >= self.waits_since() => {
                     return Err(self.ended_with(FlightOutcome::Value(entry.clone())));
                 }
                 _ => {}

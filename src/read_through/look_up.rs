@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::batch::BatchMember;
 use super::call::{Call, CallState, LookUpState};
+use super::permits::has_short_queue;
 use super::read::read_many;
 use crate::error::{Error, Failure};
 use crate::guard_state::{GuardState, ReadResult};
@@ -215,20 +216,22 @@ impl<'a> CallState<'a> {
         Lookup::Miss(self)
     }
 
-    /// Whether an entry that is served is to be loaded anew in the background: it is stale or due for an early refresh, and no recent
-    /// refresh of it runs.
+    /// Whether an entry that is served is to be loaded anew in the background: it is stale or due for an early refresh, no recent refresh of
+    /// it runs, and not too many loads wait for a permit.
     fn is_refresh_due(&self, freshness: Freshness, entry: &Entry, now: u64) -> bool {
         let Call { state, policy, .. } = self.call;
         let is_due = match freshness {
             Freshness::Fresh => {
                 self.due_early == Some(entry.stored_at)
-                    || policy.is_due_early(entry.stored_at, &entry.expiry, now)
+                    || policy.is_due_early(entry.stored_at, &entry.times(), now)
             }
             Freshness::Stale => true,
             Freshness::BackingOff | Freshness::StaleIfError | Freshness::Expired => false,
         };
         let refresh = || self.flight(LoadMode::BackgroundRefresh);
-        is_due && !state.flights.has_younger(&refresh(), policy.longest_load())
+        is_due
+            && !state.flights.has_younger(&refresh(), policy.longest_load())
+            && has_short_queue(state, policy)
     }
 }
 
@@ -369,7 +372,7 @@ fn decide<R: EntryReader>(
     if reader.serves(entry, now, shared) != Freshness::Fresh {
         return Err(None);
     }
-    if policy.is_due_early(entry.stored_at, &entry.expiry, now) {
+    if policy.is_due_early(entry.stored_at, &entry.times(), now) {
         return Err(Some(entry.stored_at));
     }
     reader.open(entry, now, shared).ok_or(None)

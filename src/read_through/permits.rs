@@ -103,6 +103,14 @@ pub(crate) async fn has_room(state: &Arc<GuardState>, policy: &Policy) -> bool {
     }
 }
 
+/// Whether a refresh in the background may queue for a permit. Each load in the queue renews its lease, so if a thousand entries become stale
+/// at one moment, most of them wait unqueued, for a later request.
+pub(crate) fn has_short_queue(state: &GuardState, policy: &Policy) -> bool {
+    const MOST_WAITING: usize = 32;
+    let limit = policy.load_limit();
+    limit.is_none_or(|limit| state.load_queues.of(&limit.name).waiting() < MOST_WAITING)
+}
+
 /// Warns once per outage of the store that loads run without a permit.
 pub(crate) fn log_uncapped(state: &GuardState, key: &Key, error: &dyn fmt::Display) {
     warn_if!(log::GUARD, state.logs.permit.goes_on(), ?key, %error, "loads are not limited: no permit can be asked for");

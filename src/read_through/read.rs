@@ -25,8 +25,9 @@ use crate::key::{FlightKey, Hashed, Key, LoadMode};
 use crate::local::Ticket;
 use crate::observe::GuardCount;
 use crate::policy::Policy;
+use crate::store::protocol::TagState;
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
-use crate::value::entry::{Entry, EntryKind};
+use crate::value::entry::{Entry, EntryKind, NEVER};
 use crate::value::{Found, StoredEntry};
 
 /// The longest reply to one command that reads many entries, in bytes.
@@ -264,7 +265,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     async fn checked(
         self,
         raw: Option<Bytes>,
-        ids: (&[Key], &[Option<u64>]),
+        ids: (&[Key], &[Option<TagState>]),
         servable: Servable,
         ticket: &mut Option<Ticket>,
     ) -> StoreResult<Option<Content>> {
@@ -315,7 +316,7 @@ impl<'a, 't> EntryRead<'a, 't> {
         state.detach(key);
         let ids = match tags {
             [] => Vec::new(),
-            tags => state.store.present_ids(tags, within).await?,
+            tags => state.store.present_tags(tags, within).await?,
         };
         self.check(entry, (tags, &ids), &mut None).await
     }
@@ -333,23 +334,27 @@ impl<'a, 't> EntryRead<'a, 't> {
         entry.kind == EntryKind::Value && !(self.tags.is_empty() && entry.tags.is_empty())
     }
 
-    /// Returns `entry`, unless one of its tags was invalidated since it was loaded. `ids` are tags and their ids, which were read together
-    /// with the entry; the ids of its other tags are read now. An entry that lacks one of the tags was stored under a policy without
-    /// that tag. An invalidation of the tag would not show, so the entry counts as invalidated.
+    /// Returns `entry`, unless one of its tags was invalidated since it was loaded; notes whether one was expired. `ids` are tags and their
+    /// ids, which were read together with the entry; the ids of its other tags are read now. An entry that lacks one of the tags was
+    /// stored under a policy without that tag. An invalidation of the tag would not show, so the entry counts as invalidated.
     async fn check(
         self,
-        entry: Entry,
-        (read, ids): (&[Key], &[Option<u64>]),
+        mut entry: Entry,
+        (read, ids): (&[Key], &[Option<TagState>]),
         ticket: &mut Option<Ticket>,
     ) -> StoreResult<Content> {
         let Self { state, key, tags, within, .. } = self;
         // By name: a key that was made of an entry's text has no other text than its name.
         let found: HashMap<_, _> = read.iter().map(Key::name).zip(ids).collect();
         let must_have = |name: &str| tags.iter().any(|tag| tag.name() == name);
-        let is_current = |(name, id): (&str, u64)| found.get(name).is_none_or(|found| **found == Some(id));
-        if tags.iter().any(|tag| entry.tags.id_of(tag).is_none()) || !entry.tags.iter().all(is_current) {
-            return Ok(Err(entry.encode(key)));
-        }
+        let expired_since = |(name, id): (&str, u64)| match found.get(name) {
+            Some(found) => found.as_ref()?.expired_since(id),
+            None => Some(NEVER),
+        };
+        let of_policy = tags.iter().all(|tag| entry.tags.id_of(tag).is_some());
+        let expired_at = entry.tags.iter().map(expired_since).min().flatten();
+        let Some(expired_at) = expired_at.filter(|_| of_policy) else { return Ok(Err(entry.encode(key))) };
+        entry.tag_expired_at = expired_at;
         let own = entry.tags.iter().filter(|(name, _)| !must_have(name));
         let own: Vec<_> = own.map(|(name, _)| Key::of_name(name)).collect();
         if !own.is_empty() && state.retained.has_tag(&own) {
@@ -361,10 +366,12 @@ impl<'a, 't> EntryRead<'a, 't> {
             if let Some(ticket) = ticket {
                 state.local.add_tags(ticket, &unread);
             }
-            let ids = state.store.present_ids(&unread, within).await?;
-            let is_same = |(tag, id): (&Key, &Option<u64>)| id.is_some() && entry.tags.id_of(tag) == *id;
-            if !unread.iter().zip(&ids).all(is_same) {
-                return Ok(Err(entry.encode(key)));
+            let present = state.store.present_tags(&unread, within).await?;
+            let expired_since =
+                |(tag, present): (&Key, Option<TagState>)| present?.expired_since(entry.tags.id_of(tag)?);
+            match unread.iter().zip(present).map(expired_since).min().flatten() {
+                Some(at) => entry.tag_expired_at = entry.tag_expired_at.min(at),
+                None => return Ok(Err(entry.encode(key))),
             }
         }
         Ok(Ok(entry))

@@ -16,9 +16,9 @@ pub(crate) enum Command {
     Entry(Key, EntryCommand),
     Lock(LockName, LockCommand),
     LookUpTagged(Vec<Key>, Vec<Key>),
-    PresentIds(Vec<Key>),
+    PresentTags(Vec<Key>),
     TagIds(Vec<Key>, Duration),
-    ForgetTag(Key, Announcement),
+    ForgetTag(Key, Option<u64>, Announcement),
     EnterLoad(Key, Uuid, Duration),
     NoTagSince(Key, Uuid, Vec<Key>),
     Enlist(Key, ListMember, usize, Duration),
@@ -120,7 +120,7 @@ macro_rules! answers {
 
 answers! {
     Found(Option<Bytes>), Acquired(Acquired), Checked(TokenCheck), HandedOver(HandedOver), Announced(Announced),
-    Tagged(TaggedLookUp), PresentIds(Vec<Option<u64>>), TagIds(Vec<u64>), Flag(bool), Count(u32), MutexTaken(MutexTaken),
+    Tagged(TaggedLookUp), PresentTags(Vec<Option<TagState>>), TagIds(Vec<u64>), Flag(bool), Count(u32), MutexTaken(MutexTaken),
     MutexHolder(Option<MutexHolder>), PermitTaken(PermitTaken), PermitFreed(PermitFreed),
     LoadEnded((PermitFreed, Option<LimitState>)), Semaphore(Option<SemaphoreState>),
     KeyspaceAnswer(KeyspaceAnswer), Renewed(Renewed), Done(())
@@ -135,7 +135,7 @@ impl Command {
             | Self::Lock(_, LockCommand::LookAtMutex | LockCommand::LookAtSemaphore)
             | Self::Lock(_, LockCommand::AnnounceKeyChanges)
             | Self::LookUpTagged(..)
-            | Self::PresentIds(_)
+            | Self::PresentTags(_)
             | Self::NoTagSince(..)
             | Self::Replicated(..)
             | Self::Acknowledge(..) => (false, false),
@@ -151,7 +151,7 @@ impl Command {
     pub(crate) fn key(&self) -> Option<&Key> {
         match self {
             Self::Entry(key, _) => Some(key),
-            Self::LookUpTagged(keys, _) | Self::PresentIds(keys) | Self::TagIds(keys, _) => keys.first(),
+            Self::LookUpTagged(keys, _) | Self::PresentTags(keys) | Self::TagIds(keys, _) => keys.first(),
             _ => None,
         }
     }

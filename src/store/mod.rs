@@ -211,11 +211,11 @@ commands! {
     release(key: &Key, token: &Token) -> TokenCheck
         = Command::Entry(key.clone(), EntryCommand::Release { token: token.clone() });
 
-    /// LOOK UP of several entries with the present ids of tags, all at one moment; `None` for a tag without an id.
+    /// LOOK UP of several entries with the present states of tags, all at one moment; `None` for a tag without an id.
     look_up_tagged(keys: &[Key], tags: &[Key]) -> TaggedLookUp = Command::LookUpTagged(keys.to_vec(), tags.to_vec());
 
-    /// The present ids of tags; `None` for a tag without an id.
-    present_ids(tags: &[Key]) -> Vec<Option<u64>> = Command::PresentIds(tags.to_vec());
+    /// The present states of tags; `None` for a tag without an id.
+    present_tags(tags: &[Key]) -> Vec<Option<TagState>> = Command::PresentTags(tags.to_vec());
 
     /// The ids of tags, created where missing. Each lives at least for `life` from now.
     tag_ids(tags: &[Key], life: Duration) -> Vec<u64> = Command::TagIds(tags.to_vec(), life);
@@ -408,11 +408,32 @@ impl Store {
         announcement: &Announcement,
         within: Duration,
     ) -> StoreResult<Announced> {
+        self.change_tag(tag, None, announcement, within).await
+    }
+
+    /// As [`forget_tag`](Self::forget_tag), but the values of the tag stay valid: their freshness ended `at`, on the store's clock.
+    pub(crate) async fn expire_tag(
+        &self,
+        tag: &Key,
+        at: u64,
+        announcement: &Announcement,
+        within: Duration,
+    ) -> StoreResult<Announced> {
+        self.change_tag(tag, Some(at), announcement, within).await
+    }
+
+    async fn change_tag(
+        &self,
+        tag: &Key,
+        expired_at: Option<u64>,
+        announcement: &Announcement,
+        within: Duration,
+    ) -> StoreResult<Announced> {
         call!(
             self,
-            store => Box::pin(store.change(tag, Write::Tag, announcement, within)).await,
-            line => on_line!(line, within, Command::ForgetTag(tag.clone(), announcement.clone())),
-            node => node.forget_tag(tag, announcement)
+            store => Box::pin(store.change(tag, Write::Tag { expired_at }, announcement, within)).await,
+            line => on_line!(line, within, Command::ForgetTag(tag.clone(), expired_at, announcement.clone())),
+            node => node.forget_tag(tag, expired_at, announcement)
         )
     }
 

@@ -520,7 +520,45 @@ pub(crate) enum KeyspaceAnswer {
 pub(crate) type ListMember = [u8; 8];
 
 /// The result of a look-up with tags: the entries in the order of their keys, the ids in the order of their tags.
-pub(crate) type TaggedLookUp = (Vec<Option<Bytes>>, Vec<Option<u64>>);
+pub(crate) type TaggedLookUp = (Vec<Option<Bytes>>, Vec<Option<TagState>>);
+
+/// The time of an event that has not happened, in place of milliseconds on the store's clock.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// A tag in the store. Its id is what loads note with their values: the number with which the tag was made, plus one for each expiry since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TagState {
+    pub(crate) made_as: u64,
+    pub(crate) expiries: u64,
+    /// When the latest expiry was, in milliseconds on the store's clock.
+    pub(crate) expired_at: u64,
+}
+
+impl TagState {
+    /// A tag that has not been expired.
+    pub(crate) fn new(made_as: u64) -> Self {
+        Self { made_as, expiries: 0, expired_at: NEVER }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.made_as.wrapping_add(self.expiries)
+    }
+
+    /// When the freshness of a value ended that has the tag with this id; [`NEVER`] if the tag was not expired since the value's load.
+    /// `None` if the tag was invalidated since then.
+    pub(crate) fn expired_since(&self, id: u64) -> Option<u64> {
+        match id.wrapping_sub(self.made_as) {
+            expiries if expiries == self.expiries => Some(NEVER),
+            expiries if expiries < self.expiries => Some(self.expired_at),
+            _ => None,
+        }
+    }
+
+    /// The same tag after one more expiry.
+    pub(crate) fn expired(self, expired_at: u64) -> Self {
+        Self { expiries: self.expiries + 1, expired_at, ..self }
+    }
+}
 
 /// The receiver of a node's messages about its volume.
 pub(crate) trait VolumeListener: Send + Sync {

@@ -535,9 +535,14 @@ async fn run(store: &Store, command: Command, within: Duration) -> StoreResult<C
         Command::Entry(key, command) => run_on_key(store, &key, command, within).await?,
         Command::Lock(name, command) => run_on_lock(store, &name, command, within).await?,
         Command::LookUpTagged(keys, tags) => store.look_up_tagged(&keys, &tags, within).await?.into(),
-        Command::PresentIds(tags) => store.present_ids(&tags, within).await?.into(),
+        Command::PresentTags(tags) => store.present_tags(&tags, within).await?.into(),
         Command::TagIds(tags, life) => store.tag_ids(&tags, life, within).await?.into(),
-        Command::ForgetTag(tag, announcement) => store.forget_tag(&tag, &announcement, within).await?.into(),
+        Command::ForgetTag(tag, None, announcement) => {
+            store.forget_tag(&tag, &announcement, within).await?.into()
+        }
+        Command::ForgetTag(tag, Some(at), announcement) => {
+            store.expire_tag(&tag, at, &announcement, within).await?.into()
+        }
         Command::EnterLoad(journal, load, life) => {
             store.enter_load(&journal, load, life, within).await?.into()
         }

@@ -36,6 +36,7 @@ use crc_fast::crc32_iscsi;
 
 use crate::error::{Error, ErrorKind};
 use crate::key::{CacheKey, Key};
+pub(crate) use crate::store::protocol::NEVER;
 
 /// `sg`, then the layout version. Raising the version makes every older entry a miss.
 const MAGIC: [u8; 2] = *b"sg";
@@ -100,6 +101,9 @@ pub(crate) struct Entry {
     pub(crate) stored_at: u64,
     /// Until when, and how, the value may be served.
     pub(crate) expiry: Expiry,
+    /// When the freshness of a value with one of its tags was last ended ([`TagState`](crate::store::protocol::TagState)), as of the read of this entry; [`NEVER`] if that was
+    /// before its load. It is not stored with the entry: see [`times`](Self::times).
+    pub(crate) tag_expired_at: u64,
     /// The loader sends or compares this to learn whether the value has changed at the origin; empty for a value without a validator.
     pub(crate) validator: Box<[u8]>,
     /// The tags under which the value is invalidated, besides its key.
@@ -129,13 +133,27 @@ pub(crate) enum Unreadable {
 
 impl Entry {
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
-        now < self.expiry.fresh_until
+        now < self.times().fresh_until
+    }
+
+    /// Until when, and how, the value may be served, considering that its tags may have been expired since its load.
+    #[inline]
+    pub(crate) fn times(&self) -> Expiry {
+        match self.tag_expired_at {
+            NEVER => self.expiry,
+            at => self.expiry.ended_at(at),
+        }
+    }
+
+    /// Whether its freshness was ended before its time: by an expiry of its key or of one of its tags.
+    pub(crate) fn is_ended_early(&self) -> bool {
+        self.expiry.is_expired() || self.tag_expired_at != NEVER
     }
 
     /// How the entry may be served at `now`; a marker never may.
     pub(crate) fn serves(&self, now: u64) -> Freshness {
         match self.kind {
-            EntryKind::Value => self.expiry.serves(now),
+            EntryKind::Value => self.times().serves(now),
             EntryKind::Marker => Freshness::Expired,
         }
     }
@@ -242,7 +260,9 @@ impl Entry {
         };
         let (validator, tags) = (Box::default(), TagList::default());
         let (payload, packed) = (Bytes::new(), Packed::default());
-        let entry = Self { kind, encoding, stored_at, expiry, validator, tags, payload, packed };
+        let tag_expired_at = NEVER;
+        let entry =
+            Self { kind, encoding, stored_at, expiry, tag_expired_at, validator, tags, payload, packed };
         let validator_at = HEADER + key_len;
         let tags_at = validator_at + validator_len;
         Ok((entry, [validator_at, tags_at, tags_at + tags_len], compression))
@@ -481,6 +501,14 @@ impl Expiry {
     /// The times of the same value marked stale: it may then only stand in.
     pub(crate) fn expired(self) -> Self {
         Self { fresh_until: 0, stale_until: 0, retry_at: 0, ..self }
+    }
+
+    /// The times of the same value if its freshness ended at `at` already: its stale windows begin then, and are as long as before.
+    fn ended_at(self, at: u64) -> Self {
+        let earlier = self.fresh_until.saturating_sub(at.max(1));
+        let [fresh_until, stale_until, error_until] =
+            [self.fresh_until, self.stale_until, self.error_until].map(|until| until.saturating_sub(earlier));
+        Self { fresh_until, stale_until, error_until, ..self }
     }
 
     /// The times of the same value, loaded at `now`, if it is not stored: only its waiters receive it, and its freshness ends now.

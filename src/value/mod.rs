@@ -33,7 +33,7 @@ pub(crate) trait EntryReader {
 
     /// Whether the entry may be served to this caller if a load fails.
     fn stands_in(&self, entry: &Entry, now: u64) -> bool {
-        entry.expiry.stands_in(now)
+        entry.times().stands_in(now)
     }
 
     /// Whether this caller loads for itself if it does not accept the older value that stands in for a failed load.
@@ -299,8 +299,8 @@ fn decode_error(mut raw: Bytes) -> Option<Failure> {
 #[cfg(test)]
 mod tests {
     use super::entry::Expiry;
-    use super::entry::TagList;
     use super::entry::{Encoding, EntryKind};
+    use super::entry::{NEVER, TagList};
     use super::*;
     use crate::key::CacheKey;
 
@@ -312,6 +312,7 @@ mod tests {
             encoding: Encoding::RAW,
             stored_at: 1,
             expiry: Expiry { fresh_until: 1, ..Expiry::default() },
+            tag_expired_at: NEVER,
             validator: Box::default(),
             tags: TagList::default(),
             payload: Bytes::from_static(b"x"),

@@ -1,10 +1,12 @@
 //! The ids of tags, and how long they live.
 
 use super::*;
+use crate::store::protocol::NEVER;
 
 contract! {
     an_id_is_created_once_and_replaced_after_it_was_removed,
     an_id_lives_for_the_longest_requested_lifetime,
+    an_expiry_changes_the_id_and_says_when_the_values_before_it_ended,
     a_load_sees_which_tags_were_invalidated_since_it_entered_the_journal,
     the_journal_loses_its_oldest_events_first,
 }
@@ -14,7 +16,8 @@ async fn ids(node: &Store, tags: &[Key], life: Duration) -> Vec<u64> {
 }
 
 async fn present(node: &Store, tags: &[Key]) -> Vec<Option<u64>> {
-    node.present_ids(tags, WITHIN).await.expect("ids")
+    let present = node.present_tags(tags, WITHIN).await.expect("tags");
+    present.into_iter().map(|tag| tag.map(|tag| tag.id())).collect()
 }
 
 async fn an_id_is_created_once_and_replaced_after_it_was_removed(world: &World) {
@@ -44,6 +47,32 @@ async fn an_id_lives_for_the_longest_requested_lifetime(world: &World) {
         tokio::time::sleep(ms(5)).await;
     }
     assert_eq!(present(&node, &long).await, [Some(first[0])]);
+}
+
+async fn an_expiry_changes_the_id_and_says_when_the_values_before_it_ended(world: &World) {
+    let nodes = [world.node().await, world.node().await];
+    let tag = [key("tag")];
+    let expire = async |at| nodes[1].expire_tag(&tag[0], at, &unannounced(), WITHIN).await.expect("expires");
+    let state = async || nodes[0].present_tags(&tag, WITHIN).await.expect("tags")[0];
+    expire(5).await;
+    assert_eq!(state().await, None, "there is no value with the tag");
+    let first = ids(&nodes[0], &tag, LEASE * 10).await[0];
+    let mut loaded = vec![first];
+    for at in [1_000, 2_000] {
+        expire(at).await;
+        let state = state().await.expect("the tag stays");
+        for older in &loaded {
+            assert_eq!(state.expired_since(*older), Some(at));
+        }
+        let id = ids(&nodes[1], &tag, LEASE).await[0];
+        assert_eq!((state.id(), state.expired_since(id)), (id, Some(NEVER)));
+        assert_eq!(state.expired_since(id.wrapping_add(1)), None, "an id that there never was");
+        loaded.push(id);
+    }
+    nodes[0].forget_tag(&tag[0], &unannounced(), WITHIN).await.expect("forgets");
+    ids(&nodes[1], &tag, LEASE).await;
+    let state = state().await.expect("made anew");
+    assert!(loaded.iter().all(|older| state.expired_since(*older).is_none()));
 }
 
 async fn a_load_sees_which_tags_were_invalidated_since_it_entered_the_journal(world: &World) {

@@ -180,6 +180,23 @@ async fn a_loader_sees_what_it_replaces() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+async fn new_template(guard: &StampedeGuard) -> Result<(), Box<dyn Error>> {
+    guard.expire_tag("template").await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_values_become_stale_at_once() -> Result<(), Box<dyn Error>> {
+    let guard = guard(windows()?.to_builder().tags(["template"]))?;
+    guard.insert("page", &1_u64).await?;
+    new_template(&guard).await?;
+    let load = || async { Ok::<_, std::io::Error>(2) };
+    assert_eq!(guard.get_or_load("page", load).await?, 1);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(guard.get::<u64>("page").await?, Some(2));
+    Ok(())
+}
+
 async fn by_hand(guard: StampedeGuard, origin: Origin) -> Result<(), Box<dyn Error>> {
     // Stores a value that is known already; wins over loads that are running.
     guard.insert(("price", 7), &499_u64).await?;

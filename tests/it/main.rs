@@ -28,6 +28,7 @@ mod drops;
 mod errors;
 #[cfg(all(feature = "redis", feature = "http"))]
 mod examples;
+mod expiries;
 #[cfg(feature = "redis")]
 mod fleet;
 #[cfg(feature = "redis")]

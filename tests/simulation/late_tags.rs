@@ -1,8 +1,9 @@
 //! Loads that add their tags before, while or after they read the origin: a separate world for one seed of eight, with its own random
 //! stream. In half of the runs the store loses records, commands and answers.
 //!
-//! A change is made at the origin, and its tag is invalidated. Once that is acknowledged, no caller that comes later receives an older
-//! version (I3), whichever node has stored it or loads it, and whenever that load has added the tag.
+//! A change is made at the origin, and its tag is invalidated or expired. Once that is acknowledged, no caller that comes later receives an
+//! older version (I3), or, after an expiry, none as a fresh one: whichever node has stored it or loads it, and whenever that load has
+//! added the tag.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -15,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::sync::lock;
 use crate::testing::{ChaosStore, Fault};
-use crate::{LoadContext, Policy, StampedeGuard};
+use crate::{LoadContext, Outcome, Policy, StampedeGuard};
 
 /// Sets this world's random stream, which differs from that of the plans.
 const STREAM: u64 = 0x006c_6174_6574_6167;
@@ -34,7 +35,8 @@ struct World {
     nodes: Vec<StampedeGuard>,
     has_faults: bool,
     version: Arc<AtomicU64>,
-    /// The newest version with an acknowledged invalidation.
+    /// The newest version with an acknowledged invalidation, and that with an acknowledged change of either kind.
+    invalidated: AtomicU64,
     acknowledged: AtomicU64,
     violations: Mutex<Vec<String>>,
 }
@@ -50,12 +52,14 @@ pub(super) async fn violations(seed: u64) -> Vec<String> {
     }
     let local_for = if random.u8(..4) == 0 { Duration::from_secs(60) } else { Duration::ZERO };
     let policy = Policy::builder().fresh_for(ms(&mut random, 2_000)).local_for(local_for);
-    let policy = policy.build().expect("a valid policy");
+    let window = if random.bool() { Duration::from_secs(1) } else { Duration::ZERO };
+    let policy = policy.stale_while_revalidate(window).build().expect("a valid policy");
     let node = |_| StampedeGuard::builder(chaos.replica()).policy(policy.clone()).build().expect("a guard");
     let world = Rc::new(World {
         nodes: (0..NODES).map(node).collect(),
         has_faults,
         version: Arc::default(),
+        invalidated: AtomicU64::new(0),
         acknowledged: AtomicU64::new(0),
         violations: Mutex::default(),
     });
@@ -79,7 +83,8 @@ async fn asks(world: Rc<World>, node: usize, mut random: Rng) {
 
 async fn ask(world: Rc<World>, node: usize, mut random: Rng) {
     let (key, tags_at, takes) = (random.u64(..KEYS), random.u8(..3), [(); 2].map(|()| ms(&mut random, 30)));
-    let (least, version) = (world.acknowledged.load(SeqCst), Arc::clone(&world.version));
+    let [least, least_stale] = [&world.acknowledged, &world.invalidated].map(|version| version.load(SeqCst));
+    let version = Arc::clone(&world.version);
     let load = move |mut cx: LoadContext<u64>| async move {
         let mut read = 0;
         for step in 0..3 {
@@ -95,9 +100,11 @@ async fn ask(world: Rc<World>, node: usize, mut random: Rng) {
         }
         Ok::<_, String>(read)
     };
-    let answer = world.nodes[node].load(("k", key)).get(load).await.map(|loaded| loaded.value);
+    let loaded = world.nodes[node].load(("k", key)).get(load).await;
+    let answer = loaded.map(|loaded| (loaded.value, loaded.info.outcome));
     let is_current = match &answer {
-        Ok(version) => *version >= least,
+        Ok((version, Outcome::Stale)) => *version >= least_stale,
+        Ok((version, _)) => *version >= least,
         Err(_) => world.has_faults,
     };
     if !is_current {
@@ -112,8 +119,15 @@ async fn changes(world: Rc<World>, mut random: Rng) {
     while began.elapsed() < LASTS {
         sleep(ms(&mut random, 150)).await;
         let version = world.version.fetch_add(1, SeqCst) + 1;
-        match world.nodes[random.usize(..NODES)].invalidate_tag("all").await {
-            Ok(()) => drop(world.acknowledged.fetch_max(version, SeqCst)),
+        let (node, expires) = (&world.nodes[random.usize(..NODES)], random.bool());
+        let changed = if expires { node.expire_tag("all").await } else { node.invalidate_tag("all").await };
+        match changed {
+            Ok(()) => {
+                world.acknowledged.fetch_max(version, SeqCst);
+                if !expires {
+                    world.invalidated.fetch_max(version, SeqCst);
+                }
+            }
             Err(_) if world.has_faults => {}
             Err(error) => lock(&world.violations).push(format!("I12: {error} without a fault")),
         }

@@ -473,18 +473,18 @@ impl MemoryNode {
 const PART: usize = 4;
 
 impl KeyRecords {
-    fn id(&mut self, tag: &Key) -> Option<u64> {
+    fn tag(&mut self, tag: &Key) -> Option<TagState> {
         self.tags.get(tag.name()).copied()
     }
 
     fn make_id(&mut self, tag: &Key, life: Duration) -> u64 {
         let until = later(Instant::now(), life);
-        if let Some(id) = self.tags.get_until(tag.name(), until) {
-            return *id;
+        if let Some(state) = self.tags.get_until(tag.name(), until) {
+            return state.id();
         }
-        let (id, bytes) = (fastrand::u64(..), 2 * tag.name().len() + size_of::<u64>() + AROUND);
+        let (id, bytes) = (fastrand::u64(..), 2 * tag.name().len() + size_of::<TagState>() + AROUND);
         if self.tags.make_room(bytes, self.capacity / PART) && self.make_room(bytes) {
-            self.tags.put(tag.name(), id, bytes, until);
+            self.tags.put(tag.name(), TagState::new(id), bytes, until);
         }
         id
     }
@@ -523,12 +523,12 @@ impl MemoryNode {
         records.sweep(Instant::now());
         let entry = |key: &Key| records.by_name.get(key.name()).and_then(|record| record.entry.as_ref());
         let entries = keys.iter().map(|key| entry(key).map(|(entry, _)| entry.clone())).collect();
-        Ok((entries, tags.iter().map(|tag| records.id(tag)).collect()))
+        Ok((entries, tags.iter().map(|tag| records.tag(tag)).collect()))
     }
 
-    pub(super) fn present_ids(&self, tags: &[Key]) -> StoreResult<Vec<Option<u64>>> {
+    pub(super) fn present_tags(&self, tags: &[Key]) -> StoreResult<Vec<Option<TagState>>> {
         let mut records = self.store.records();
-        Ok(tags.iter().map(|tag| records.id(tag)).collect())
+        Ok(tags.iter().map(|tag| records.tag(tag)).collect())
     }
 
     pub(super) fn tag_ids(&self, tags: &[Key], life: Duration) -> StoreResult<Vec<u64>> {
@@ -536,14 +536,24 @@ impl MemoryNode {
         Ok(tags.iter().map(|tag| records.make_id(tag, life)).collect())
     }
 
-    pub(super) fn forget_tag(&self, tag: &Key, announcement: &Announcement) -> StoreResult<Announced> {
+    pub(super) fn forget_tag(
+        &self,
+        tag: &Key,
+        expired_at: Option<u64>,
+        announcement: &Announcement,
+    ) -> StoreResult<Announced> {
         let mut records = self.store.records();
         records.attempts(tag.name(), self.node, announcement.attempt)?;
         // Before the id is removed: a load that reads the next id must find this note.
         if let Some(volume) = self.volumes().get_mut(announcement.volume.name()) {
             volume.note_tag(tag.name());
         }
-        records.tags.remove(tag.name());
+        match expired_at {
+            Some(at) => {
+                records.tags.get(tag.name()).into_iter().for_each(|state| *state = state.expired(at));
+            }
+            None => records.tags.remove(tag.name()),
+        }
         drop(records);
         self.announce(announcement, &ChangedName::tag(tag))
     }

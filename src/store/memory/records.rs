@@ -19,7 +19,7 @@ use uuid::Uuid;
 use crate::key::Key;
 use crate::store::protocol::{
     Announcement, Audience, ChangedName, Fail, ListMember, LogPosition, LogRecord, Mark, Member,
-    ReceivedAnnouncement, RegistryState, Renewal, Renewed, Token, VolumeListener,
+    ReceivedAnnouncement, RegistryState, Renewal, Renewed, TagState, Token, VolumeListener,
 };
 
 /// The maps' overhead per entry or outcome, beside its bytes and its two copies of the name: a slot of the map of records when that
@@ -50,7 +50,7 @@ pub(super) struct KeyRecords {
     /// When `by_name` is next swept, for expired leases and queues of keys that are not used again.
     next_sweep: Sweep,
     /// The ids of tags.
-    pub(super) tags: ExpiringMap<u64>,
+    pub(super) tags: ExpiringMap<TagState>,
     pub(super) lists: ExpiringMap<Vec<ListMember>>,
     /// By name and node, the number of the latest attempt that voids earlier ones.
     pub(super) voided: ExpiringMap<u64>,
@@ -486,7 +486,8 @@ impl Volume {
         };
         let number = |event| journal.numbers.get(&event).copied();
         let invalidated = |tag: &Key| number(Event::TagInvalidated(tag.name().into()));
-        number(Event::LoadBegan(load)).is_some_and(|began| tags.iter().all(|tag| invalidated(tag) < Some(began)))
+        number(Event::LoadBegan(load))
+            .is_some_and(|began| tags.iter().all(|tag| invalidated(tag) < Some(began)))
     }
 
     /// The registry and the log, each created if it is missing. A new log has a base entry.

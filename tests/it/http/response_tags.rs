@@ -67,6 +67,37 @@ async fn each_tag_of_a_response_invalidates_it() {
     each_tag_invalidates_the_pages_that_have_it(&processes(&pages(), || policy().tags(["pages"]))).await;
 }
 
+/// The page is stale from the expiry on: it is served at once, with its age, and loaded anew once in the fleet.
+#[tokio::test(start_paused = true)]
+async fn an_expired_tag_makes_its_pages_stale() {
+    let inner = Inner::with(|n, request| {
+        let mut page = page(n, request);
+        let fresh = "max-age=60, stale-while-revalidate=30".parse().unwrap();
+        page.headers_mut().insert("cache-control", fresh);
+        Ok(page)
+    });
+    let [(one, shop), (_, other)] = &processes(&inner, || policy().local_for(secs(60)));
+    for uri in ["/?7", "/?8"] {
+        ask(shop, get(uri)).await;
+        ask(other, get(uri)).await;
+    }
+    tokio::time::advance(secs(10)).await;
+    one.expire_tag(("article", "7")).await.unwrap();
+    let stale = ask(other, get("/?7")).await;
+    assert_eq!((stale.body.as_ref(), stale.headers["age"].as_bytes()), (&b"1"[..], &b"10"[..]));
+    assert!(stale.headers["cache-status"].to_str().unwrap().contains("hit; ttl=0"), "{:?}", stale.headers);
+    settle().await;
+    assert_eq!(inner.calls(), 3, "one load for both processes");
+    for shop in [shop, other] {
+        assert_eq!(ask(shop, get("/?7")).await.body.as_ref(), b"3");
+        assert_eq!(ask(shop, get("/?8")).await.body.as_ref(), b"2");
+    }
+    // Beyond the page's own stale window, which begins with the expiry, a request waits.
+    one.expire_tag(("article", "7")).await.unwrap();
+    tokio::time::advance(secs(31)).await;
+    assert_eq!(ask(other, get("/?7")).await.body.as_ref(), b"4");
+}
+
 #[tokio::test]
 async fn each_tag_of_a_response_invalidates_it_on_redis() {
     let server = RedisServer::start();

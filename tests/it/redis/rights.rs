@@ -8,8 +8,20 @@ use crate::support::root;
 
 /// The commands that the library sends outside of scripts. (`invalidate_replicas`, other topologies and `Waiting::Keyspace` need
 /// more, such as `set`.)
-const PLAIN: [&str; 11] =
-    ["get", "mget", "del", "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "auth", "time"];
+const PLAIN: [&str; 12] = [
+    "get",
+    "mget",
+    "zmscore",
+    "del",
+    "evalsha",
+    "eval",
+    "subscribe",
+    "unsubscribe",
+    "ping",
+    "hello",
+    "auth",
+    "time",
+];
 
 /// The paths and the texts of all scripts.
 fn scripts() -> Vec<(String, String)> {

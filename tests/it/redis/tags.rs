@@ -65,6 +65,44 @@ async fn an_evicted_or_foreign_id_costs_misses_and_brings_nothing_back() {
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
+/// On a server the state of a tag is a text, which an expiry changes in place.
+#[tokio::test]
+async fn an_expired_tag_makes_values_stale_in_each_process_and_leaves_nothing_behind() {
+    let server = RedisServer::start();
+    for local_for in [0, 60] {
+        let policy = || {
+            let policy =
+                patient(Duration::from_secs(60)).tags(["catalog"]).local_for(Duration::from_secs(local_for));
+            policy.stale_while_revalidate(Duration::from_secs(60)).build().expect("valid")
+        };
+        let nodes = [local(&server, policy()).await, local(&server, policy()).await];
+        let key = &*format!("k{local_for}");
+        assert_eq!(answer(&nodes[0], key, 1).await, 1);
+        assert_eq!(answer(&nodes[1], key, 2).await, 1);
+        for value in [2, 3] {
+            nodes[0].expire_tag("catalog").await.expect("confirmed");
+            assert_eq!(answer(&nodes[1], key, value).await, value - 1, "stale, while it is loaded anew");
+            settled(&nodes).await;
+            assert_eq!(nodes[0].get::<u32>(key).await.expect("answered"), Some(value));
+            assert!(nodes[0].remaining_freshness(key).await.expect("answered") > Some(Duration::ZERO));
+        }
+        nodes[1].invalidate_tag("catalog").await.expect("confirmed");
+        assert_eq!(nodes[0].get::<u32>(key).await.expect("answered"), None);
+    }
+    assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
+}
+
+/// An expiry needs memory, and an invalidation does not.
+#[tokio::test]
+async fn an_expiry_without_memory_invalidates() {
+    let server = RedisServer::start();
+    let nodes = nodes(&server, 2).await;
+    assert_eq!(answer(&nodes[0], "k", 1).await, 1);
+    server.run::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    nodes[0].expire_tag("catalog").await.expect("confirmed");
+    assert_eq!(nodes[1].get::<u32>("k").await.expect("answered"), None);
+}
+
 /// If a value lives longer than the policy says, the check of the ids at the end of the load extends their TTL to that of the value, in the
 /// same round trip.
 #[tokio::test]

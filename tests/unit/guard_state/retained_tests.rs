@@ -39,8 +39,17 @@ fn a_name_that_is_retained_already_needs_no_room() {
     let serves = |stored_at| {
         let (kind, encoding, payload) = (EntryKind::Value, Encoding::RAW, bytes::Bytes::new());
         let (expiry, validator, tags) = Default::default();
-        let entry =
-            Entry { kind, encoding, stored_at, expiry, validator, tags, payload, packed: Default::default() };
+        let entry = Entry {
+            kind,
+            encoding,
+            stored_at,
+            tag_expired_at: u64::MAX,
+            expiry,
+            validator,
+            tags,
+            payload,
+            packed: Default::default(),
+        };
         list.may_serve(servable, &entry)
     };
     assert_eq!((serves(6), serves(7)), (false, true));

@@ -53,6 +53,7 @@ fn staleness_counts_from_the_end_of_freshness_or_from_storing() {
             kind: EntryKind::Value,
             encoding: Encoding::HTTP,
             stored_at: 10_000,
+            tag_expired_at: u64::MAX,
             expiry: Expiry { fresh_until, ..Expiry::default() },
             validator: Box::default(),
             tags: TagList::default(),

@@ -55,6 +55,7 @@ fn stored(bytes: &[u8]) {
         kind: EntryKind::Value,
         encoding: Encoding::HTTP,
         stored_at: 1_000,
+        tag_expired_at: u64::MAX,
         expiry: Expiry {
             fresh_until: 2_000,
             stale_until: 3_000,

@@ -133,6 +133,7 @@ fn entry(fresh_until: u64) -> Entry {
         kind: EntryKind::Value,
         encoding: Encoding::HTTP,
         stored_at: 10_000,
+        tag_expired_at: u64::MAX,
         expiry: Expiry { fresh_until, ..Expiry::default() },
         validator: Box::default(),
         tags: TagList::default(),

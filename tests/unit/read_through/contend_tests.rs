@@ -104,6 +104,7 @@ fn value(stored_at: u64, fresh_until: u64) -> Entry {
         kind: EntryKind::Value,
         encoding: Encoding::RAW,
         stored_at,
+        tag_expired_at: u64::MAX,
         expiry: Expiry { fresh_until, ..Expiry::default() },
         validator: Box::default(),
         tags: crate::value::entry::TagList::default(),

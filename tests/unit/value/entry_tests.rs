@@ -13,6 +13,7 @@ fn entry() -> Entry {
         kind: EntryKind::Value,
         encoding: Encoding::RAW,
         stored_at: 1_000,
+        tag_expired_at: u64::MAX,
         expiry: Expiry {
             fresh_until: 61_000,
             stale_until: 62_000,

@@ -158,7 +158,7 @@ impl RedisStore {
         let mut change =
             ChangeCall { name: key.name(), node: self.node(), write, announcement, announces, ended };
         let mut deadline = Deadline::new(&self.commands, within);
-        let mut is_noted = !matches!(change.write, Write::Tag);
+        let mut is_noted = !matches!(change.write, Write::Tag { .. });
         let (done, announced) = loop {
             if !change.announces && !is_noted {
                 // Before the id is removed: a load that reads the next id must find this note.
@@ -232,8 +232,8 @@ impl RedisStore {
 pub(crate) enum Write {
     /// Removes the value of a key, or replaces it.
     Value(Option<Insert>),
-    /// Removes the id of a tag.
-    Tag,
+    /// Removes the id of a tag, or counts an expiry of the tag at this time, on the store's clock.
+    Tag { expired_at: Option<u64> },
 }
 
 /// The call of a change's script.
@@ -254,22 +254,27 @@ impl ChangeCall<'_> {
         let (script, size) = match (&self.write, self.announces) {
             (Write::Value(_), true) => (&scripts::INVALIDATE_AND_ANNOUNCE, 144 + ANNOUNCING_SIZE),
             (Write::Value(_), false) => (&scripts::INVALIDATE, 144),
-            (Write::Tag, true) => (&scripts::FORGET_TAG_AND_ANNOUNCE, 48 + ANNOUNCING_SIZE),
-            (Write::Tag, false) => (&scripts::FORGET_TAG, 48),
+            (Write::Tag { .. }, true) => (&scripts::FORGET_TAG_AND_ANNOUNCE, 48 + ANNOUNCING_SIZE),
+            (Write::Tag { .. }, false) => (&scripts::FORGET_TAG, 48),
         };
         let insert = if let Write::Value(insert) = &self.write { insert.as_ref() } else { None };
         let over = insert.and_then(|insert| insert.over.as_deref()).unwrap_or_default();
         let size = size + insert.map_or(0, |insert| insert.entry.len() + over.len());
-        let kinds: &[u8] = if matches!(self.write, Write::Tag) { b"jna" } else { b"na" };
+        let kinds: &[u8] = if matches!(self.write, Write::Tag { .. }) { b"jna" } else { b"na" };
         let volume = self.announces.then(|| (self.announcement.volume.name(), kinds));
         let mut cmd = script.call_change(by, (self.name, self.node), volume, size);
         push_attempt(&mut cmd, self.announcement.attempt, last);
-        if let Write::Value(insert) = &self.write {
-            cmd.arg(self.ended.as_str());
-            match insert {
-                None => cmd.arg(0),
-                Some(Insert { entry, keep, .. }) => cmd.arg(1).arg(&entry[..]).arg(millis(*keep)).arg(over),
-            };
+        match &self.write {
+            Write::Value(insert) => {
+                cmd.arg(self.ended.as_str());
+                match insert {
+                    None => cmd.arg(0),
+                    Some(Insert { entry, keep, .. }) => {
+                        cmd.arg(1).arg(&entry[..]).arg(millis(*keep)).arg(over)
+                    }
+                };
+            }
+            Write::Tag { expired_at } => push_number(&mut cmd, *expired_at),
         }
         if self.announces {
             push_announcing(&mut cmd, self.announcement, self.node);

@@ -149,7 +149,7 @@ impl RedisStore {
         within: Duration,
     ) -> StoreResult<TaggedLookUp> {
         let mut values = self.mget(keys, tags, within).await?;
-        let ids = values.split_off(keys.len()).into_iter().map(id).collect();
+        let ids = values.split_off(keys.len()).into_iter().map(tag_state).collect();
         let entries = values.into_iter().map(|value| match value {
             Value::BulkString(entry) => Ok(Some(Bytes::from(entry))),
             Value::Nil => Ok(None),
@@ -158,8 +158,12 @@ impl RedisStore {
         Ok((entries.collect::<Result<_, _>>()?, ids))
     }
 
-    pub(crate) async fn present_ids(&self, tags: &[Key], within: Duration) -> StoreResult<Vec<Option<u64>>> {
-        Ok(self.mget(&[], tags, within).await?.into_iter().map(id).collect())
+    pub(crate) async fn present_tags(
+        &self,
+        tags: &[Key],
+        within: Duration,
+    ) -> StoreResult<Vec<Option<TagState>>> {
+        Ok(self.mget(&[], tags, within).await?.into_iter().map(tag_state).collect())
     }
 
     pub(crate) async fn tag_ids(
@@ -204,7 +208,9 @@ impl RedisStore {
         }
         match self.commands.send(journal.name(), &cmd, within, SendMode::Repeat).await? {
             Value::Array(numbers) => {
-                let mut numbers = numbers.into_iter().map(id);
+                // A score is a text in RESP2, and a double in RESP3.
+                let mut numbers =
+                    numbers.into_iter().map(|number| redis::from_redis_value::<f64>(number).ok());
                 let began = numbers.next().flatten();
                 Ok(began.is_some_and(|began| numbers.all(|number| number < Some(began))))
             }
@@ -307,14 +313,22 @@ impl RedisStore {
         let args = |cmd: &mut Cmd| {
             cmd.arg(fresh).arg(millis(life));
         };
-        self.commands.run(&scripts::TAG, tag.name(), (48, args), within, id).await
+        let read = |value| tag_state(value).map(|state| state.id());
+        self.commands.run(&scripts::TAG, tag.name(), (48, args), within, read).await
     }
 }
 
-/// Parses an id as the store holds it; `None` for foreign data.
-pub(super) fn id(value: Value) -> Option<u64> {
-    match value {
-        Value::BulkString(text) => std::str::from_utf8(&text).ok()?.parse().ok(),
+fn text_of(value: &Value) -> Option<&str> {
+    if let Value::BulkString(text) = value { std::str::from_utf8(text).ok() } else { None }
+}
+
+/// Parses a tag as the store holds it, see `forget_tag.lua`; `None` for foreign data.
+pub(super) fn tag_state(value: Value) -> Option<TagState> {
+    let mut numbers = text_of(&value)?.split(':').map(str::parse::<u64>);
+    let made_as = numbers.next()?.ok()?;
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (None, ..) => Some(TagState::new(made_as)),
+        (Some(Ok(expiries)), Some(Ok(expired_at)), None) => Some(TagState { made_as, expiries, expired_at }),
         _ => None,
     }
 }

@@ -34,8 +34,7 @@ fn the_doctor_tries_every_command_that_a_script_calls() {
 #[test]
 fn locks_only_lists_the_commands_that_only_scripts_of_locks_and_journals_call() {
     let is_of_journals = |script: &str| ["journal", "enter_load", "note_tag", "forget_tag"].contains(&script);
-    let mut guard =
-        called(|script| script != "doctor" && !is_of_locks(script) && !is_of_journals(script));
+    let mut guard = called(|script| script != "doctor" && !is_of_locks(script) && !is_of_journals(script));
     // Scripts of the guard call these commands, too, but the guard works without them. Without TIME, an insertion or an acquire has no
     // latest moment at which it may run. Without LREM, a waiter that leaves keeps its position in the queue.
     for optional in ["TIME", "LREM"] {

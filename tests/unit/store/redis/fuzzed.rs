@@ -41,7 +41,7 @@ fn reply(bytes: &[u8]) {
     if let Some(Some(state)) = lock_steps::semaphore_state(reply.clone()) {
         assert!(state.available <= state.capacity);
     }
-    let _ = contract::id(reply.clone());
+    let _ = contract::tag_state(reply.clone());
     let _ = read_change(reply.clone(), Uuid::nil());
     let _ = read_renew_member(reply.clone());
     let _ = endpoint::is_primary(reply.clone());
