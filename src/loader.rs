@@ -237,6 +237,14 @@ pub(crate) enum LoadResult {
 }
 
 impl LoadResult {
+    /// A few bytes that the guard stores for itself, under a key of a resource.
+    #[cfg(feature = "http")]
+    pub(crate) fn record(payload: Bytes, lifetimes: Lifetimes) -> Self {
+        let (encoding, packed, unstored) = (Encoding::RAW, Packed::default(), Unstored::SaysNothing);
+        let (validator, tags, status_only) = (Bytes::new(), Vec::new(), None);
+        Self::Value { encoding, payload, packed, lifetimes, validator, tags, status_only, unstored }
+    }
+
     /// A failure without an answer of the origin.
     pub(crate) fn failed(failure: Failure) -> Self {
         Self::Failed { failure, before: u64::MAX }

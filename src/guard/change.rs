@@ -253,7 +253,7 @@ impl Change {
     pub(super) fn detach_flights(&self) {
         let (state, ChangeTarget { key, is_tag }) = (&self.guard.state, &self.target);
         match is_tag {
-            // No loader and no handler can set the tag of a path.
+            // No loader and no handler can set the tag of a path, and no response has that of another path.
             true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
             // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new flights.
             true => state.flights.detach_all(),

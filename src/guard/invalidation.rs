@@ -49,8 +49,12 @@ impl StampedeGuard {
     /// while its body arrives, until the invalidation has reached their process (about a round trip later, or, if that message is lost,
     /// at the next renewal of the lease).
     pub async fn invalidate(&self, key: impl Into<CacheKey>) -> Result<(), Error> {
-        let guard = self.current();
-        let change = Change::invalidation(&guard, ChangeTarget::value(guard.key(key)?));
+        let (guard, key) = (self.current(), key.into());
+        let value = guard.key(key.clone())?;
+        if guard.policy.search_tag(&guard.state.namespace, &value).is_some() {
+            return Box::pin(guard.invalidation().key(key).send()).await;
+        }
+        let change = Change::invalidation(&guard, ChangeTarget::value(value));
         // Boxed, because otherwise the caller's future would be as large as this one.
         Box::pin(change.run(Instant::now() + LONGEST, None)).await
     }
@@ -235,7 +239,10 @@ impl Invalidation {
     pub fn keys<K: Into<CacheKey>>(mut self, keys: impl IntoIterator<Item = K>) -> Self {
         for key in keys {
             let key = key.into();
-            let stored = self.guard.key(key.clone()).map(|key| vec![ChangeTarget::value(key)]);
+            let stored = self.guard.key(key.clone()).map(|key| {
+                let search = self.guard.policy.search_tag(&self.guard.state.namespace, &key);
+                [ChangeTarget::value(key)].into_iter().chain(search.map(ChangeTarget::tag)).collect()
+            });
             self = self.target(InvalidationTarget::Key(key), stored);
         }
         self

@@ -8,6 +8,8 @@ mod known_tags;
 #[cfg(feature = "metrics")]
 mod publish;
 pub(crate) mod retained;
+#[cfg(feature = "http")]
+pub(crate) mod search_rules;
 pub(crate) mod turns;
 
 use std::collections::HashMap;
@@ -115,6 +117,8 @@ pub(crate) struct HttpState {
     pub(crate) too_old_log: LogOnce,
     /// Limits warnings about failed invalidations by unsafe requests.
     pub(crate) invalidation_log: LogOnce,
+    #[cfg(feature = "http")]
+    pub(crate) search_rules: search_rules::SearchRules,
     /// Unsafe requests whose client has disconnected and whose responses are still awaited.
     pub(crate) abandoned_unsafe_requests: Arc<Tracker>,
 }

@@ -18,6 +18,7 @@ use super::answer::{CacheStatus, Fwd, VariantSlot, set_forwarded_status};
 use super::body::GuardedBody;
 use super::candidate::{StoreCandidate, StoredResponseToReplace, head_of};
 use super::hold_back::HELD_BACK;
+use super::search::learn;
 use super::side_commit::SideCommit;
 use super::stored::{VariantId, is_replayable, is_storable};
 use super::tags::{CacheTagger, own_tags};
@@ -273,6 +274,7 @@ impl ResponseCommit {
         if !self.has_room(&candidate).await {
             candidate.not_stored();
         }
+        self.learn_search(&head, &candidate).await;
         let (own, status, cache_status) = (self.own(&head), head.status, self.status(&candidate));
         if own.is_none() && ends_with_head && (body.has_ended() || has_no_content(status)) {
             let tag = candidate.add_digest_tag(&[], &self.policy);
@@ -456,6 +458,15 @@ impl ResponseCommit {
             self.state.store.enlist(&list, variant.variant.fingerprint.short(), most, candidate.life()).await;
         // If the store does not answer now, storing would fail too.
         room.unwrap_or(false)
+    }
+
+    /// Learns which queries a successful response answers, if it is stored. (Mutable as in [`has_room`](Self::has_room).)
+    pub(crate) async fn learn_search(&mut self, head: &Parts, candidate: &StoreCandidate) {
+        let Self { state, policy, load_request, .. } = self;
+        if policy.http.no_vary_search && head.status.is_success() && candidate.is_stored() {
+            let life = candidate.life();
+            Box::pin(learn(state, policy, &load_request.resource, &head.headers, life)).await;
+        }
     }
 
     fn status(&self, candidate: &StoreCandidate) -> CacheStatus {

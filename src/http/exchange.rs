@@ -29,6 +29,7 @@ use super::body::GuardedBody;
 use super::candidate::StoredResponseToReplace;
 use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose};
 use super::load::loader;
+use super::search::{SearchState, learn_from_store, pause};
 use super::tee::has_no_content;
 use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamBody, UpstreamRequest};
 use crate::error::{Error, ErrorKind, Failure};
@@ -73,9 +74,20 @@ impl Exchange {
     ///
     /// With `shadow`, the answer is the inner service's, and the guard runs beside it.
     pub(super) fn begin(head: &mut RequestHead, has_body: bool, guard: Current<'_>, shadow: bool) -> Self {
-        let (state, policy) = guard.parts();
-        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
-        let mut considered = consider(head, has_body, &policy.http.requests, join);
+        let follows_search = guard.parts().1.http.no_vary_search && !shadow;
+        Self::begin_with(head, has_body, guard, shadow, follows_search)
+    }
+
+    /// As [`begin`](Self::begin). With `follows_search` the request may get the canonical query of its path's rule.
+    fn begin_with(
+        head: &mut RequestHead,
+        has_body: bool,
+        guard: Current<'_>,
+        shadow: bool,
+        follows_search: bool,
+    ) -> Self {
+        let (_, policy) = guard.parts();
+        let (mut considered, search) = consider_search(head, has_body, &guard, follows_search);
         let mut audits = false;
         if let Ok(ConsideredRequest { key, is_get, demands }) = &mut considered {
             if demands.other_cookies {
@@ -86,7 +98,10 @@ impl Exchange {
             if *is_get && !demands.directives.only_if_cached {
                 // An audit can only compare a hit that is the whole stored response, not a part of it or a 304.
                 audits = !demands.conditional && !demands.ranged && policy.audit.is_due();
-                if !audits && let Some(response) = hit_at_once(&guard, key, demands, head) {
+                if !audits
+                    && let Some(response) = hit_at_once(&guard, key, demands, head)
+                    && search.is_answered_by(response.headers())
+                {
                     return Self::Hit(response);
                 }
             }
@@ -105,9 +120,12 @@ impl Exchange {
                 // RFC 9110, 14.2: a range is for a GET.
                 demands.ranged &= is_get;
                 let may_load = is_get && !demands.directives.only_if_cached;
-                Self::LookUp(LookUp { guard, key, demands, may_load, audits })
+                Self::LookUp(LookUp { guard, key, demands, may_load, audits, search })
             }
-            Err(rule) => Self::Forward(guard, Forward::Forbidden(rule)),
+            Err(rule) => {
+                search.restore(head);
+                Self::Forward(guard, Forward::Forbidden(rule))
+            }
         }
     }
 
@@ -139,6 +157,32 @@ impl Exchange {
             Self::Forward(guard, why) => UpstreamRequest { upstream: upstream(), head }.forward(guard, why),
         }
     }
+}
+
+/// Whether the request may use the cache, and its key. With `follows_search` it gets the canonical query of its path's rule first, if the
+/// process knows one.
+#[inline]
+fn consider_search(
+    head: &mut RequestHead,
+    has_body: bool,
+    guard: &StampedeGuard,
+    follows_search: bool,
+) -> (Result<ConsideredRequest<Key>, Rule>, SearchState) {
+    let (state, policy) = guard.parts();
+    let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
+    let considered = consider(head, has_body, &policy.http.requests, join);
+    if follows_search
+        && !state.is_bypassed()
+        && let Ok(ConsideredRequest { key, .. }) = &considered
+    {
+        let search = SearchState::follow(head, state, key);
+        let considered = match search.is_rewritten() {
+            true => consider(head, has_body, &policy.http.requests, join),
+            false => considered,
+        };
+        return (considered, search);
+    }
+    (considered, SearchState::AsSent)
 }
 
 /// A future and its `poll` function. Because this crate names the function, it is compiled once, here; an `await` in the generic caller
@@ -173,6 +217,7 @@ pub(super) struct LookUp {
     may_load: bool,
     /// Whether the hit is audited, if the look-up finds one.
     audits: bool,
+    search: SearchState,
 }
 
 /// A request that its look-up has not answered.
@@ -181,6 +226,9 @@ enum Unanswered<'a> {
     Audit(Response<GuardedBody>),
     /// The layer was added twice, or the handler requests its own URL: the outer layer does the work.
     Nested,
+    /// Nothing that is stored for the canonical query of the path's rule answers the query that was sent. A response with this status
+    /// says so, if there is one.
+    OtherSearch(Option<StatusCode>),
     Get(Lookup<'a, StoredAnswer>),
     Head,
 }
@@ -236,6 +284,10 @@ impl LookUp {
             }
             lookup => return ControlFlow::Continue(Unanswered::Get(lookup)),
         };
+        if !self.search.is_answered_by(replay.response.headers()) {
+            let status = replay.response.status();
+            return ControlFlow::Continue(Unanswered::OtherSearch(Some(status)));
+        }
         self.guard.count_answer(&self.key, outcome);
         let response = replay.respond(&self.guard.parts().1.http, outcome);
         let response = with_key(&self.guard, &self.key, response);
@@ -254,6 +306,12 @@ impl LookUp {
         let Self { guard, key, demands, .. } = self;
         let (_, policy) = guard.parts();
         let response = match found {
+            Ok(Some(StoredAnswer::Response(replay)))
+                if !self.search.is_answered_by(replay.response.headers()) =>
+            {
+                let status = replay.response.status();
+                return ControlFlow::Continue(Unanswered::OtherSearch(Some(status)));
+            }
             Ok(Some(StoredAnswer::Response(mut replay))) => {
                 guard.count_answer(key, Outcome::Hit);
                 if head.method() == Method::HEAD {
@@ -265,6 +323,8 @@ impl LookUp {
                 let error = Error::store("looking up the entry", key, error);
                 failed(guard, key, Failure::Guard(error))
             }
+            // A response to the query that was sent may be stored; or the HEAD goes on to the inner service, with that query.
+            _ if self.search.is_rewritten() => return ControlFlow::Continue(Unanswered::OtherSearch(None)),
             _ if demands.directives.only_if_cached => {
                 guard.count_answer(key, Outcome::Failed);
                 let text = "nothing that is stored may be used\n";
@@ -293,12 +353,79 @@ impl LookUp {
                     request.audit(guard, key);
                     return Ok(response);
                 }
-                Unanswered::Nested => request.pass(guard, Some(CacheStatus::bypass("nested"))).await,
-                Unanswered::Get(lookup) => request.load(guard, key, *demands, lookup).await,
+                Unanswered::Nested => {
+                    self.search.restore(&mut request.head);
+                    request.pass(guard, Some(CacheStatus::bypass("nested"))).await
+                }
+                Unanswered::OtherSearch(other) => return self.begin_as_sent(request, other).await,
+                Unanswered::Get(lookup) => match &self.search {
+                    SearchState::AsSent => request.load(guard, key, *demands, lookup).await,
+                    SearchState::Unknown => return self.load_by_rule(request, lookup).await,
+                    SearchState::Rewritten(_) => return self.load_canonical(request, lookup).await,
+                },
                 Unanswered::Head => request.head(guard, key, *demands).await,
             };
             Ok(with_key(guard, key, answer?))
         })
+    }
+
+    /// Answers the request as it was sent. If a successful response with the canonical query was not one to the query that was sent, the
+    /// rule of the path ends for a while. (One to a query that is wrong, which may be anything, says nothing about others.)
+    async fn begin_as_sent(&self, request: UpstreamRequest, other: Option<StatusCode>) -> ClientAnswer {
+        if other.is_some_and(|status| status.is_success()) {
+            pause(self.guard.parts().0, &self.key);
+        }
+        let UpstreamRequest { upstream, mut head } = request;
+        self.search.restore(&mut head);
+        let guard = Current::Borrowed(&self.guard);
+        Exchange::begin_with(&mut head, false, guard, false, false).answer(head, move || upstream).await
+    }
+
+    /// Loads, or answers by another query, if the store has a rule of this path that makes it another one.
+    async fn load_by_rule(
+        &self,
+        mut request: UpstreamRequest,
+        lookup: Lookup<'_, StoredAnswer>,
+    ) -> ClientAnswer {
+        let Self { guard, key, demands, .. } = self;
+        let (state, policy) = guard.parts();
+        // A store that has not answered the look-up is not asked again.
+        if matches!(&lookup, Lookup::Miss(caller) if caller.look_up == LookUpState::Answered) {
+            learn_from_store(state, policy, key).await;
+            let search = SearchState::follow(&mut request.head, state, key);
+            if search.is_rewritten() {
+                drop(lookup);
+                search.restore(&mut request.head);
+                let UpstreamRequest { upstream, mut head } = request;
+                let exchange = Exchange::begin(&mut head, false, Current::Borrowed(guard), false);
+                return exchange.answer(head, move || upstream).await;
+            }
+        }
+        let answer = request.load(guard, key, *demands, lookup).await?;
+        Ok(with_key(guard, key, answer))
+    }
+
+    /// Loads with the canonical query of the path's rule, or answers as the stored response says. If the response does not answer the query
+    /// that was sent, begins again with that. A failure of the server ends the request: it says nothing about the rule.
+    async fn load_canonical(
+        &self,
+        request: UpstreamRequest,
+        lookup: Lookup<'_, StoredAnswer>,
+    ) -> ClientAnswer {
+        let Self { guard, key, demands, .. } = self;
+        // A request that cannot be repeated must be sent with the right query at once.
+        let Some(again) = request.copy() else {
+            drop(lookup);
+            return self.begin_as_sent(request, None).await;
+        };
+        let answer = request.load(guard, key, *demands, lookup).await?;
+        if answer.status().is_server_error() || self.search.is_answered_by(answer.headers()) {
+            return Ok(with_key(guard, key, answer));
+        }
+        // The load goes on without its client: its result is stored.
+        let status = answer.status();
+        drop(answer);
+        self.begin_as_sent(again, Some(status)).await
     }
 }
 

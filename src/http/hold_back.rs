@@ -23,7 +23,7 @@ use crate::loader::LoadResult;
 use crate::policy::Policy;
 use crate::read_through::call::Call;
 use crate::read_through::look_up::read_entry;
-use crate::value::entry::{Encoding, Lifetimes, Packed, Unstored};
+use crate::value::entry::Lifetimes;
 
 /// The detail in `Cache-Status` of a response that the guard makes because loads are held back.
 pub(super) const HELD_BACK: &str = "retry-after";
@@ -95,16 +95,7 @@ pub(super) async fn hold_back(
     let key = pause.key(&state.namespace, resource)?;
     // A stale window, because jitter shortens the freshness: loads would begin before its end.
     let lifetimes = Lifetimes { stale_if_error: time, ..Lifetimes::default() };
-    let result = LoadResult::Value {
-        encoding: Encoding::RAW,
-        payload: Bytes::new(),
-        packed: Packed::default(),
-        lifetimes,
-        validator: Bytes::new(),
-        tags: Vec::new(),
-        status_only: None,
-        unstored: Unstored::SaysNothing,
-    };
+    let result = LoadResult::record(Bytes::new(), lifetimes);
     // If another load is storing the time of its own response, that one counts.
     let mut commit = SideCommit::begin(state, policy, &key, (None, false)).await;
     commit.store(result, true).await;

@@ -319,6 +319,7 @@ impl ResponseCommit {
         let (ttl, result) = match candidate {
             Ok(mut candidate) => {
                 self.invalidate_if_names_changed(&mut candidate).await;
+                self.learn_search(&head, &candidate).await;
                 let ttl = candidate.ttl();
                 let unstored = self.unstored(status);
                 if !has_tags {

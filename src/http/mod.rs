@@ -61,7 +61,8 @@
 //! The query is part of the key, so an invalidation of `/p` leaves the responses to `/p?utm=1`: with
 //! [`HttpPolicy::path_tags`] each response has the tag of its path, and the invalidation reaches each query.
 //! [`HttpPolicy::ignore_query`] and [`HttpPolicy::only_query`] leave parameters out of the key, and
-//! [`HttpPolicy::sort_query`] their order. The inner service does not see what the key leaves out.
+//! [`HttpPolicy::sort_query`] their order. With [`HttpPolicy::no_vary_search`] a response says this itself. The inner service does not
+//! see what the key leaves out.
 //!
 //! Policies that are [`strict`](HttpPolicy::strict) or [`private`](HttpPolicy::private) use separate keys:
 //! [`StampedeGuard::http_key`](crate::StampedeGuard::http_key) returns these, and [`cache_key`] only those of the default policy.
@@ -290,6 +291,7 @@ mod hold_back;
 mod load;
 #[cfg(feature = "reqwest")]
 pub mod reqwest;
+mod search;
 mod service;
 mod side_commit;
 mod stored;
@@ -405,12 +407,13 @@ fn of_keys(guard: &StampedeGuard, keys: Vec<CacheKey>) -> Invalidation {
     })
 }
 
-/// The key to invalidate for this resource, and the tag of its path if the policy sets path tags. The key is needed beside the tag: a
-/// process without [`path_tags`](HttpPolicy::path_tags) stores the entry without the tag.
+/// The key to invalidate for this resource, and the tag of its path if the policy sets path tags, or follows `No-Vary-Search`. The key is
+/// needed beside the tag: a process without [`path_tags`](HttpPolicy::path_tags) stores the entry without the tag.
 fn stored(guard: &StampedeGuard, key: CacheKey) -> Result<Vec<ChangeTarget>, Error> {
     let (state, policy) = guard.parts();
     let key = guard.key(key)?;
     let path = policy.path_tag(&state.namespace, &key);
+    let path = path.or_else(|| policy.search_tag(&state.namespace, &key));
     Ok([ChangeTarget::value(key)].into_iter().chain(path.map(ChangeTarget::tag)).collect())
 }
 

@@ -10,6 +10,7 @@ use crate::guard::invalidation::Invalidation;
 use crate::guard_state::GuardState;
 use crate::guard_state::retained::ChangeTarget;
 use crate::http_rules::groups::{CACHE_GROUP_INVALIDATION, CACHE_GROUPS, groups};
+use crate::http_rules::search::SearchRule;
 use crate::http_rules::settings::TagHeaders;
 use crate::key::{CacheKey, Key};
 use crate::policy::Policy;
@@ -118,6 +119,10 @@ impl CacheTagger {
         }
         let mut all: Vec<_> =
             groups.iter().filter_map(|group| resource.of_group(&state.namespace, group)).collect();
+        if policy.http.no_vary_search && !policy.http.path_tags && SearchRule::of(&head.headers).is_some() {
+            // The response may answer URIs that it does not name: an invalidation of any of them must reach it.
+            all.extend(resource.of_path(&state.namespace));
+        }
         add_tags(&mut all, &state.namespace, tags, policy.max_tags)?;
         Ok(all)
     }

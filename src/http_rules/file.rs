@@ -77,6 +77,7 @@ static SETTINGS: &Table<HttpPolicy> = &[
     setting!("expose_key", expose_key),
     setting!("path_tags", path_tags),
     setting!("cache_groups", cache_groups),
+    setting!("no_vary_search", no_vary_search),
     Setting {
         name: "tag_headers",
         set: |http, value| Vec::<HeaderName>::read(value).map(|names| *http = take(http).tag_headers(names)),

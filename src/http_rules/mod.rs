@@ -18,6 +18,7 @@ pub(crate) mod reference;
 pub(crate) mod request;
 pub(crate) mod request_settings;
 pub(crate) mod response;
+pub(crate) mod search;
 pub(crate) mod settings;
 pub(crate) mod vary;
 

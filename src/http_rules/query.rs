@@ -202,10 +202,15 @@ fn by_name(one: &str, other: &str) -> Ordering {
     name(one).cmp(name(other))
 }
 
-/// The name of a piece of a query, decoded as forms are: a `+` is a space, and a `%` that begins no code is a `%`.
+/// The name of a piece of a query, decoded.
 fn name(piece: &str) -> impl Iterator<Item = u8> + '_ {
+    decoded(piece.split('=').next().unwrap_or_default())
+}
+
+/// A text decoded as forms are: a `+` is a space, and a `%` that begins no code is a `%`.
+pub(super) fn decoded(text: &str) -> impl Iterator<Item = u8> + '_ {
     let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let mut rest = piece.split('=').next().unwrap_or_default().as_bytes();
+    let mut rest = text.as_bytes();
     iter::from_fn(move || {
         let (byte, after) = rest.split_first()?;
         rest = after;
@@ -226,29 +231,29 @@ fn path_and_query(uri: &Uri) -> &str {
 
 /// The URI before nested routers removed their prefixes, as axum reports it.
 #[cfg(feature = "axum")]
-mod original {
+pub(super) mod original {
     use axum::extract::OriginalUri;
     use http::{Extensions, Uri};
 
-    pub(super) fn get(extensions: &Extensions) -> Option<&Uri> {
+    pub(in crate::http_rules) fn get(extensions: &Extensions) -> Option<&Uri> {
         extensions.get::<OriginalUri>().map(|original| &original.0)
     }
 
-    pub(super) fn set(extensions: &mut Extensions, uri: Uri) {
+    pub(in crate::http_rules) fn set(extensions: &mut Extensions, uri: Uri) {
         extensions.insert(OriginalUri(uri));
     }
 }
 
 /// Without axum, no router reports anything.
 #[cfg(not(feature = "axum"))]
-mod original {
+pub(super) mod original {
     use http::{Extensions, Uri};
 
-    pub(super) fn get(_: &Extensions) -> Option<&Uri> {
+    pub(in crate::http_rules) fn get(_: &Extensions) -> Option<&Uri> {
         None
     }
 
-    pub(super) fn set(_: &mut Extensions, _: Uri) {}
+    pub(in crate::http_rules) fn set(_: &mut Extensions, _: Uri) {}
 }
 
 #[cfg(test)]

@@ -63,6 +63,7 @@ pub struct HttpPolicy {
     pub(crate) expose_key: bool,
     pub(crate) path_tags: bool,
     pub(crate) cache_groups: bool,
+    pub(crate) no_vary_search: bool,
     /// In an `Arc`, because each request has a handle of it.
     pub(crate) tag_headers: Option<Arc<TagHeaders>>,
     pub(crate) answer_info: bool,
@@ -150,6 +151,39 @@ setters! {
     /// # Ok(()) }
     /// ```
     cache_groups(used: bool => cache_groups);
+
+    /// Whether the field `No-Vary-Search` has effect (draft-ietf-httpbis-no-vary-search-05): a response names the query parameters that do
+    /// not affect it (`params`), or the only ones that do (`except`), and says whether their order matters (`key-order`). It then answers
+    /// all requests with an equivalent query. Defaults to no, because the draft is no RFC yet; [`strict`](Self::strict) has it.
+    ///
+    /// The rule that a response states is learned for its path, by the whole fleet. From then on a request to that path is looked up
+    /// and, if nothing is stored, loaded with its *canonical* query: the parameters that affect the response, as
+    /// `application/x-www-form-urlencoded` writes them. So a shared response does not depend on what the client wrote: **the inner
+    /// service sees no parameter that its own rule leaves out**. A response that was loaded with more, such as the first one of a path,
+    /// answers its own URI only. A response to a canonical query is used only if it states a rule by which it answers the query that
+    /// was sent; otherwise the request is repeated as it was sent, and the path has no rule for a minute.
+    ///
+    /// A field that is malformed, longer than 1,024 bytes or of another type has no effect. A request whose body type the guard cannot
+    /// copy is loaded as it was sent; it can copy a request of axum, with the feature `axum`.
+    ///
+    /// An invalidation of one URI with a query, by its key, its path or an unsafe method, also invalidates each response of that path that
+    /// states a rule: they have the tag of the path, as with [`path_tags`](Self::path_tags). A hit on one reads one key more, in the same
+    /// command. A miss of a request with a query reads one key more if this process knows no rule of the path. Guards that share a store
+    /// should agree about this setting: an invalidation does not find responses that a guard without it has stored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// // GET /shoes?size=42&utm_source=mail  ->  No-Vary-Search: params=("utm_source" "utm_medium")
+    /// let policy = Policy::builder().http(HttpPolicy::default().no_vary_search(true)).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// # let _ = guard;
+    /// # Ok(()) }
+    /// ```
+    no_vary_search(used: bool => no_vary_search);
 
     /// Whether `Cache-Status` contains the key (RFC 9211, 2.7), to find out why two requests do not share a
     /// response. It contains the URI and the additions of the policy's [`key`](Self::key). Defaults to no.
@@ -541,6 +575,8 @@ impl Default for HttpPolicy {
             // With it, each path has a tag id in the store for a day at least, and each hit reads that id.
             path_tags: false,
             cache_groups: false,
+            // The draft is no RFC yet, and a miss with a query costs one command more.
+            no_vary_search: false,
             tag_headers: None,
             answer_info: false,
             // It digests each stored body, and clients of an origin without tags may not expect any.
@@ -572,6 +608,7 @@ impl HttpPolicy {
     ///   other [`credential_headers`](Self::credential_headers) still bypass.
     /// - `CDN-Cache-Control` replaces `Cache-Control` (RFC 9213, 2.2); `no-cache="field"` and `private="field"`
     ///   apply to the fields that they list; `must-understand` overrides `no-store`.
+    /// - `No-Vary-Search` has effect ([`no_vary_search`](Self::no_vary_search)).
     pub fn strict() -> Self {
         let mut requests =
             RequestRules { heads: Heads::STRICT, cookie: CredentialRule::Freely, ..RequestRules::default() };
@@ -588,6 +625,7 @@ impl HttpPolicy {
             set_cookie: CredentialRule::Freely,
             default_lifetime: false,
             heuristic_freshness: true,
+            no_vary_search: true,
             stale_on_disconnect: DAY,
             validate_within: DAY,
             ..Self::default()

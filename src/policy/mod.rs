@@ -237,6 +237,17 @@ impl Policy {
         if self.has_path_tags() { key.of_path(namespace) } else { None }
     }
 
+    /// The tag of the responses of this HTTP resource's path whose own rule makes other queries equivalent to theirs; `None` if the
+    /// policy follows no such rules, or the resource has no query.
+    pub(crate) fn search_tag(&self, namespace: &str, key: &Key) -> Option<Key> {
+        #[cfg(feature = "http")]
+        if self.http.no_vary_search && key.full().contains('?') {
+            return key.of_path(namespace);
+        }
+        let _ = (namespace, key);
+        None
+    }
+
     /// The tags that this policy gives to every value of `key`, in `namespace`.
     #[inline]
     pub(crate) fn tag_keys(&self, namespace: &str, key: &Key) -> Vec<Key> {

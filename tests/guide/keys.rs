@@ -107,6 +107,28 @@ async fn a_parameter_that_is_not_in_the_key_is_not_in_the_page() -> Result<(), B
     Ok(())
 }
 
+/// The page of a product, which says that these parameters do not affect it.
+async fn shoes_with_rule(uri: Uri) -> impl IntoResponse {
+    let rule = HeaderValue::from_static(r#"key-order, params=("utm_source" "gclid")"#);
+    ([(HeaderName::from_static("no-vary-search"), rule)], shoes(uri).await)
+}
+
+#[tokio::test]
+async fn a_response_names_the_parameters_that_do_not_affect_it() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().no_vary_search(true);
+    let app = guarded(Router::new().route("/shoes", get(shoes_with_rule)), http)?;
+    for (uri, seen, is_hit) in [
+        ("/shoes?size=42&utm_source=mail", "/shoes?size=42&utm_source=mail", false),
+        ("/shoes?size=42&utm_source=ad", "/shoes?size=42", false),
+        ("/shoes?gclid=7&size=42", "/shoes?size=42", true),
+    ] {
+        let answer = requests::get(&app, uri).await;
+        assert_eq!(answer.text(), format!("<a href=\"{seen}\">shoes</a>"));
+        assert_eq!(answer.is_hit(), is_hit, "{uri}");
+    }
+    Ok(())
+}
+
 /// The price in the currency of the client's country, which a header names.
 async fn price(headers: HeaderMap) -> impl IntoResponse {
     let country = headers.get("x-country").and_then(|value| value.to_str().ok()).unwrap_or("de");

@@ -35,6 +35,8 @@ mod kit;
 mod lifetimes;
 mod long_heads;
 mod nesting;
+#[cfg(feature = "axum")]
+mod no_vary_search;
 mod panics;
 mod path_forms;
 mod path_tags;

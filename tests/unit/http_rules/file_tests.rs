@@ -31,7 +31,7 @@ fn each_field_of_an_http_policy_has_its_setting() {
     #[rustfmt::skip]
     let HttpPolicy {
         requests, scope: _, strict_rfc: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
-        expose_key: _, path_tags: _, cache_groups: _, tag_headers: _, answer_info: _, etag: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
+        expose_key: _, path_tags: _, cache_groups: _, no_vary_search: _, tag_headers: _, answer_info: _, etag: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
         retry_after: _, rate_limit_scope: _,
     } = HttpPolicy::default();
     #[rustfmt::skip]
@@ -77,6 +77,7 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("expose_key", &["1"]),
         ("path_tags", &["1"]),
         ("cache_groups", &["1"]),
+        ("no_vary_search", &["1", "\"params\""]),
         ("tag_headers", &["[\"a b\"]", "1"]),
         ("pass_tag_headers", &["1"]),
         ("answer_info", &["1"]),
@@ -140,6 +141,7 @@ fn settings() -> impl Strategy<Value = HttpPolicy> {
                 .ignore_request_no_cache(ignores)
                 .path_tags(lives)
                 .cache_groups(lives)
+                .no_vary_search(ignores)
                 .answer_info(ignores)
                 .default_lifetime(lives)
                 .heuristic_freshness(guesses)
