@@ -4,7 +4,7 @@ use std::error::Error;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse};
-use axum::routing::get;
+use axum::routing::{any, get};
 use axum::{Extension, Router};
 use http::{HeaderMap, Request, Response};
 use stampede_guard::http::{DoNotStore, HttpPolicy, TRACKING_PARAMETERS, explain};
@@ -104,6 +104,28 @@ async fn a_parameter_that_is_not_in_the_key_is_not_in_the_page() -> Result<(), B
         let seen = requests::get(&app, &format!("/shoes?size=42&invented{n}=1")).await;
         assert_eq!((seen.text(), seen.is_hit()), (r#"<a href="/shoes?size=42">shoes</a>"#, n > 0));
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_query_is_stored_by_its_content() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().query_method(true); // off by default: a QUERY passes
+    let contacts = |query: String| async move { if query.contains("WHERE") { "Ann" } else { "Ann, Bob" } };
+    let app = guarded(Router::new().route("/contacts", any(contacts)), http)?;
+    let query = async |content| {
+        let headers = [("content-type", "application/sql")];
+        requests::send_content(&app, "QUERY", "/contacts", &headers, content).await
+    };
+    for n in 0..2 {
+        let all = query("SELECT name FROM contacts").await;
+        assert_eq!((all.text(), all.is_hit()), ("Ann, Bob", n > 0));
+        assert!(n > 0 || all.remark() == "fwd=uri-miss; stored; ttl=60", "{}", all.remark());
+        let some = query("SELECT name FROM contacts WHERE id = 1").await;
+        assert_eq!((some.text(), some.is_hit()), ("Ann", n > 0));
+    }
+    assert_eq!(send(&app, "PUT", "/contacts", &[]).await.remark(), "fwd=method");
+    assert!(!query("SELECT name FROM contacts").await.is_hit());
+    assert_eq!(send(&app, "QUERY", "/contacts", &[]).await.remark(), "fwd=bypass; detail=content-type");
     Ok(())
 }
 
