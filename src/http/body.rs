@@ -24,8 +24,8 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
+use super::inner_body::{BoxError, UpstreamBody};
 use super::stored::{ResponseMeta, are_sound_trailers};
-use super::upstream::{BoxError, UpstreamBody};
 use crate::sync::lock;
 
 /// The body of a response from the guard's HTTP service.

@@ -4,7 +4,7 @@
 //! - A miss: [`MissHandler`] joins the flight or leads it. `load.rs` runs a leader's request, `commit.rs` decides at the head which
 //!   requests may receive the response, and `tee.rs` and `body.rs` read its body.
 //! - A stale response: as a hit, and [`MissHandler`] begins the load in the background.
-//! - Unsafe methods and HEAD: `unsafe_methods.rs`.
+//! - Unsafe methods and HEAD: `unsafe_methods.rs`. QUERY: `query_method.rs` reads its content, and then it is as a GET.
 //! - An audit: the client receives its hit, and a task compares it with a new response of the inner service.
 //! - Shadow mode: the inner service answers the client, and the guard runs beside it with a copy of the request.
 //!
@@ -28,10 +28,11 @@ use super::answer::{
 use super::body::GuardedBody;
 use super::candidate::StoredResponseToReplace;
 use super::commit::{ClientAnswer, LoadRequest, Progress, Purpose};
+use super::inner_body::UpstreamBody;
 use super::load::loader;
 use super::search::{SearchState, learn_from_store, pause};
 use super::tee::has_no_content;
-use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamBody, UpstreamRequest};
+use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamRequest};
 use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::{Current, StampedeGuard};
 use crate::http_rules::cache_terms::CacheTerms;
@@ -86,16 +87,28 @@ impl Exchange {
         shadow: bool,
         follows_search: bool,
     ) -> Self {
-        let (_, policy) = guard.parts();
-        let (mut considered, search) = consider_search(head, has_body, &guard, follows_search);
+        let considered = consider_search(head, has_body, &guard, follows_search);
+        Self::of(head, considered, None, guard, shadow)
+    }
+
+    /// The rest of step 1. `content` is the fingerprint of a QUERY's content; without it the request must be no QUERY.
+    #[inline]
+    pub(super) fn of(
+        head: &mut RequestHead,
+        (mut considered, search): (Result<ConsideredRequest<Key>, Rule>, SearchState),
+        content: Option<&Fingerprint>,
+        guard: Current<'_>,
+        shadow: bool,
+    ) -> Self {
+        let policy = guard.parts().1;
         let mut audits = false;
-        if let Ok(ConsideredRequest { key, is_get, demands }) = &mut considered {
+        if let Ok(ConsideredRequest { key, may_load, demands }) = &mut considered {
             if demands.other_cookies {
                 // A shared response must not depend on the other cookies of its leader, so the inner service does not see them.
                 head.headers_mut().remove(COOKIE);
             }
-            separate_key(&guard, key, demands, head);
-            if *is_get && !demands.directives.only_if_cached {
+            separate_key(&guard, key, demands, head, content);
+            if *may_load && !demands.directives.only_if_cached {
                 // An audit can only compare a hit that is the whole stored response, not a part of it or a 304.
                 audits = !demands.conditional && !demands.ranged && policy.audit.is_due();
                 if !audits
@@ -116,10 +129,10 @@ impl Exchange {
                 Self::Forward(guard, Forward::SwitchedOff(key))
             }
             Ok(ConsideredRequest { key, .. }) if shadow => Self::Forward(guard, Forward::Shadow(key)),
-            Ok(ConsideredRequest { key, is_get, mut demands }) => {
-                // RFC 9110, 14.2: a range is for a GET.
-                demands.ranged &= is_get;
-                let may_load = is_get && !demands.directives.only_if_cached;
+            Ok(ConsideredRequest { key, may_load, mut demands }) => {
+                // RFC 9110, 14.2: a HEAD has no range.
+                demands.ranged &= may_load;
+                let may_load = may_load && !demands.directives.only_if_cached;
                 Self::LookUp(LookUp { guard, key, demands, may_load, audits, search })
             }
             Err(rule) => {
@@ -431,7 +444,7 @@ impl LookUp {
 
 impl UpstreamRequest {
     /// Sends the request to the inner service without a look-up.
-    fn forward(self, guard: StampedeGuard, why: Forward) -> BoxFuture<ClientAnswer> {
+    pub(super) fn forward(self, guard: StampedeGuard, why: Forward) -> BoxFuture<ClientAnswer> {
         let is_for_one_user =
             matches!(why, Forward::Forbidden(Rule::Credentials | Rule::Extension | Rule::KeyHook));
         let status = match why {
@@ -447,6 +460,7 @@ impl UpstreamRequest {
                     Ok(with_key(&guard, &key, answer))
                 });
             }
+            Forward::Forbidden(Rule::Method) if self.is_query(&guard) => return Box::pin(self.query(guard)),
             Forward::Forbidden(Rule::Method) => return Box::pin(self.unsafely(guard)),
             // An upgrade to another protocol gets no log line and no `Cache-Status`.
             Forward::Forbidden(Rule::Upgrade) => None,
@@ -568,18 +582,32 @@ fn hit_at_once(
 }
 
 /// Gives a request that must not share the entry of its resource a separate key. Such a key has the resource as a tag, so that an
-/// invalidation of the resource reaches its entry. Such a request has another proxy report than the policy's, or its target is not in
-/// normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could replace the response of all
-/// others.
+/// invalidation of the resource reaches its entry. Such a request is a QUERY with this `content`, has another proxy report than the
+/// policy's, or its target is not in normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could
+/// replace the response of all others.
 pub(super) fn separate_key(
     guard: &StampedeGuard,
     key: &mut Key,
     demands: &RequestDemands,
     head: &RequestHead,
+    content: Option<&Fingerprint>,
 ) {
+    let distinction = distinction(guard, demands, head);
+    *key = match (content, distinction) {
+        (None, None) => return,
+        (None, Some(distinction)) => key.of_report(&distinction.half()),
+        (Some(content), distinction) => {
+            let others = distinction.map_or_else(String::new, |distinction| distinction.half());
+            key.of_query(&content.to_string(), &others)
+        }
+    };
+}
+
+/// What tells a request apart from those with its method and resource.
+fn distinction(guard: &StampedeGuard, demands: &RequestDemands, head: &RequestHead) -> Option<Fingerprint> {
     let report = if demands.forwarded { forwarding(head.headers()) } else { None };
     if report == guard.parts().1.http.requests.report && !demands.other_form {
-        return;
+        return None;
     }
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
@@ -588,7 +616,7 @@ pub(super) fn separate_key(
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
     }
-    *key = key.of_report(&Fingerprint::of(&distinction).half());
+    Some(Fingerprint::of(&distinction))
 }
 
 /// Makes a replay the answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response that has no content by its

@@ -10,6 +10,7 @@ use http_body::SizeHint;
 
 use crate::http_rules::Rule;
 use crate::http_rules::fields::date;
+use crate::http_rules::query_method::{consider_query, is_query};
 use crate::http_rules::request::{ConsideredRequest, consider, consider_post};
 use crate::http_rules::response::{DoNotStore, RequestResponse, StoreDecision, Verdict, classify};
 use crate::http_rules::settings::{HttpPolicy, ResponseRules};
@@ -47,8 +48,10 @@ pub fn explain<Q, B>(request: &Request<Q>, response: &Response<B>, policy: &Http
         Err(rule) => return Decision::of(rule, None),
     };
     let (headers, now) = (response.headers(), SystemTime::now());
+    let method = request.method();
     let exchange = RequestResponse {
-        method: request.method(),
+        // The rules for a stored QUERY are those of a GET.
+        method: if is_query(method) { &Method::GET } else { method },
         target: target.as_ref(),
         demands: &considered.demands,
         request_headers: request.headers(),
@@ -96,9 +99,12 @@ fn considered<Q>(
     policy: &HttpPolicy,
 ) -> Result<(ConsideredRequest, Option<Uri>), Rule> {
     let rules = &policy.requests;
-    match *request.method() {
-        Method::POST if policy.strict_rfc => {
+    match request.method() {
+        &Method::POST if policy.strict_rfc => {
             consider_post(request, rules).map(|(post, uri)| (post, Some(uri)))
+        }
+        method if policy.query_method && is_query(method) => {
+            consider_query(request, rules, CacheKey::from_texts).map(|considered| (considered, None))
         }
         _ => consider(request, false, rules, CacheKey::from_texts).map(|considered| (considered, None)),
     }
@@ -112,7 +118,8 @@ fn names(vary: Vary) -> Vec<HeaderName> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
-    /// The key of the response, which a GET or HEAD looks up. `None` for a request that bypasses the cache.
+    /// The key of the response, which a GET or HEAD looks up; for a QUERY that of its resource. `None` for a request that bypasses the
+    /// cache.
     pub key: Option<CacheKey>,
     /// Whether the response is stored for later requests.
     pub stored: bool,
@@ -295,6 +302,19 @@ mod tests {
         for (method, request, response, policy, text) in cases {
             let decision = explained(method, request, response, policy);
             assert_eq!(decision.to_string(), text, "{method} {request:?} {response:?}");
+        }
+    }
+
+    #[test]
+    fn a_query_is_explained_as_a_get_if_the_policy_stores_it() {
+        let policy = HttpPolicy::default().query_method(true);
+        let fields = [("cache-control", "max-age=5")];
+        for (request, policy, text) in [
+            (&[][..], &policy, "not looked up: content-type (RFC 10008, 2)"),
+            (&[("content-type", "a/b")], &policy, "stored, fresh for 5s: max-age (RFC 9111, 5.2.2.1)"),
+            (&[("content-type", "a/b")], &HttpPolicy::default(), "not looked up: method (RFC 9111, 4)"),
+        ] {
+            assert_eq!(explained("QUERY", request, &fields, policy).to_string(), text, "{request:?}");
         }
     }
 

@@ -12,8 +12,8 @@ use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
 use super::body::GuardedBody;
+use super::inner_body::UpstreamBody;
 use super::side_commit::SideCommit;
-use super::upstream::UpstreamBody;
 use crate::guard_state::GuardState;
 use crate::http_rules::fields::retry_after;
 use crate::http_rules::request_settings::RateLimitScope;

@@ -31,7 +31,8 @@
 //! - `no-cache`, `max-age`, `min-fresh`, `max-stale` and `only-if-cached` of requests are obeyed. A request that
 //!   insists on a load joins a running one, and delays no other request.
 //! - Methods that are not known to be safe go through and, if they succeed, invalidate their target (RFC 9111,
-//!   4.4), in every process. A `HEAD` is answered from a stored `GET`, or updates its headers.
+//!   4.4), in every process. A `HEAD` is answered from a stored `GET`, or updates its headers. A `QUERY` is stored by its content if
+//!   [`HttpPolicy::query_method`] says so.
 //!
 //! `Cache-Status` (RFC 9211) reports what the guard did and why, and [`explain`] reports the same in tests.
 //!
@@ -233,7 +234,7 @@
 //! Raise `load_timeout` for routes that are slow by nature, or exclude them from look-ups with [`HttpPolicy::key`].
 //!
 //! If a 304 does not refer to the stored response that it should validate (RFC 9111, 4.3.4), the guard sends the
-//! request again without its own conditions, if it can: with the feature `axum`, a request of axum. Otherwise the
+//! request again without its own conditions, if it can: with the feature `axum`, a request of axum, and any stored QUERY. Otherwise the
 //! request that led gets a 502 of the guard (`detail=not-validated`), or the stale response if `stale-if-error`
 //! permits it. The stored response is invalidated, and one of the waiters loads the whole.
 //!
@@ -288,9 +289,13 @@ mod explain;
 #[path = "../../tests/unit/http/fuzzed.rs"]
 pub(crate) mod fuzzed;
 mod hold_back;
+mod inner_body;
 mod load;
+mod query_method;
 #[cfg(feature = "reqwest")]
 pub mod reqwest;
+#[cfg(feature = "reqwest")]
+mod reqwest_body;
 mod search;
 mod service;
 mod side_commit;

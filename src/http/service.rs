@@ -15,7 +15,8 @@ use super::answer::load_failed;
 use super::body::GuardedBody;
 use super::commit::ClientAnswer;
 use super::exchange::Exchange;
-use super::upstream::{BoxError, BoxFuture, ServiceCall};
+use super::inner_body::BoxError;
+use super::upstream::{BoxFuture, ServiceCall};
 use crate::guard::StampedeGuard;
 use crate::guard::memoize::{CloneService, ServiceError};
 
@@ -100,7 +101,7 @@ where
         let answer = match Exchange::begin(&mut head, !body.is_end_stream(), guard, shadow) {
             Exchange::Hit(response) => PendingAnswer::Hit(Some(response)),
             exchange => {
-                let call = ServiceCall { service: self.inner.clone(), body, tag_headers };
+                let call = ServiceCall { service: self.inner.clone(), body, tag_headers, content: None };
                 PendingAnswer::Further(exchange.answer(head, move || Box::new(call)))
             }
         };

@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tracing::Instrument as _;
 
 use super::body::StreamSender;
-use super::upstream::{BoxError, InnerBody, UpstreamBody};
+use super::inner_body::{BoxError, InnerBody, UpstreamBody};
 
 /// The most chunks that are buffered. Each costs some 100 bytes beside its content, so a body of single bytes would
 /// take a hundred times `max_body`.

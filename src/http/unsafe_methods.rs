@@ -77,7 +77,7 @@ impl UpstreamRequest {
         let Ok(mut key) = guard.key(key) else {
             return self.send().await.map(|r| r.map(GuardedBody::passed));
         };
-        separate_key(guard, &mut key, &demands, &self.head);
+        separate_key(guard, &mut key, &demands, &self.head, None);
         let (state, policy) = guard.parts();
         let load_request = LoadRequest::new(demands, self.head.headers().clone(), key.clone());
         guard.count_pass();

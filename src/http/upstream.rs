@@ -6,33 +6,28 @@
 use std::any::Any;
 use std::fmt;
 use std::future::poll_fn;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
+use http_body::Body;
 use tower_service::Service;
 
+use super::inner_body::{BoxError, RequestBody, UpstreamBody, empty, make_body, read_as_upstream};
 use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::settings::TagHeaders;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// The error of a [`GuardedBody`](super::GuardedBody): the inner body's own, or that its load was cut off. A load that dies in the
-/// middle of a body has no error of that body, and ending it without an error would present a part as the whole.
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
 /// A request without its body, which stays with the inner service.
 pub(super) type RequestHead = Request<()>;
 
 /// What the inner service returns: a response, or its error.
 pub(super) type UpstreamResponse = Result<Response<UpstreamBody>, UpstreamError>;
-
-/// A response body of the inner service, of which a part may be read already.
-pub(super) type UpstreamBody = Pin<Box<dyn InnerBody>>;
 
 /// An inner service, and the body of one request to it.
 pub(super) trait Upstream: Send {
@@ -41,9 +36,15 @@ pub(super) trait Upstream: Send {
     /// Calls the service, which must be ready.
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse>;
 
-    /// The same service for a request with an empty body. `None` unless the guard can make an empty body of this type: it can with the
-    /// feature `axum` for axum's bodies.
-    fn without_body(&self) -> Option<Box<dyn Upstream>>;
+    /// The same service for a request with the content that [`put_body`](Self::put_body) gave to this one, else with an empty body. `None`
+    /// unless the guard can make a body of this type: an empty one only with the feature `axum` for axum's bodies.
+    fn copy(&self) -> Option<Box<dyn Upstream>>;
+
+    /// Takes the request's body. `None` if the guard can make no body of its type.
+    fn take_body(&mut self) -> Option<UpstreamBody>;
+
+    /// Gives the request a body in place of one that was taken.
+    fn put_body(&mut self, body: RequestBody);
 }
 
 /// A request for the inner service.
@@ -68,9 +69,10 @@ impl UpstreamRequest {
         self.upstream.call(self.head)
     }
 
-    /// A copy without a body, to be made before the request is sent. `None` if only the head can be copied.
+    /// A copy with the content of a QUERY, or of another request without a body, to be made before the request is sent. `None` if only the
+    /// head can be copied.
     pub(super) fn copy(&self) -> Option<Self> {
-        Some(Self { upstream: self.upstream.without_body()?, head: self.head.clone() })
+        Some(Self { upstream: self.upstream.copy()?, head: self.head.clone() })
     }
 }
 
@@ -79,6 +81,8 @@ pub(super) struct ServiceCall<S, Q> {
     pub(super) service: S,
     pub(super) body: Q,
     pub(super) tag_headers: Option<Arc<TagHeaders>>,
+    /// The content of the body, if the guard has read all of it.
+    pub(super) content: Option<Bytes>,
 }
 
 impl<S, Q, B> Upstream for ServiceCall<S, Q>
@@ -95,7 +99,7 @@ where
     }
 
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse> {
-        let Self { mut service, body, tag_headers } = *self;
+        let Self { mut service, body, tag_headers, .. } = *self;
         let response = service.call(head.map(|()| body));
         Box::pin(async move {
             let response = response.await;
@@ -115,53 +119,28 @@ where
         })
     }
 
-    fn without_body(&self) -> Option<Box<dyn Upstream>> {
+    fn copy(&self) -> Option<Box<dyn Upstream>> {
         let (service, tag_headers) = (self.service.clone(), self.tag_headers.clone());
-        Some(Box::new(Self { service, body: empty()?, tag_headers }))
-    }
-}
-
-#[cfg(feature = "axum")]
-fn empty<Q: 'static>() -> Option<Q> {
-    let body: Box<dyn Any> = Box::new(axum::body::Body::empty());
-    body.downcast().ok().map(|body| *body)
-}
-
-#[cfg(not(feature = "axum"))]
-fn empty<Q: 'static>() -> Option<Q> {
-    None
-}
-
-/// A [`Body`] as the guard reads it: its frames are `Bytes`, copied only if the body's data has another type.
-pub(super) trait InnerBody: Send {
-    fn poll_bytes(self: Pin<&mut Self>, cx: &mut Context<'_>)
-    -> Poll<Option<Result<Frame<Bytes>, BoxError>>>;
-    /// As [`Body::is_end_stream`].
-    fn has_ended(&self) -> bool;
-    /// As [`Body::size_hint`].
-    fn size(&self) -> SizeHint;
-}
-
-impl<B> InnerBody for B
-where
-    B: Body + Send,
-    B::Error: Into<BoxError>,
-{
-    fn poll_bytes(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let to_bytes =
-            |frame: Frame<B::Data>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
-        self.poll_frame(cx).map(|frame| frame.map(|frame| frame.map(to_bytes).map_err(Into::into)))
+        let (body, content) = match &self.content {
+            Some(content) => (make_body(RequestBody::Whole(content.clone()))?, Some(content.clone())),
+            None => (empty()?, None),
+        };
+        Some(Box::new(Self { service, body, tag_headers, content }))
     }
 
-    fn has_ended(&self) -> bool {
-        self.is_end_stream()
+    fn take_body(&mut self) -> Option<UpstreamBody> {
+        let body = mem::replace(&mut self.body, make_body(RequestBody::Whole(Bytes::new()))?);
+        read_as_upstream(body)
     }
 
-    fn size(&self) -> SizeHint {
-        self.size_hint()
+    fn put_body(&mut self, body: RequestBody) {
+        if let RequestBody::Whole(content) = &body {
+            self.content = Some(content.clone());
+        }
+        // This cannot fail after `take_body`, which has made a body of this type.
+        if let Some(body) = make_body(body) {
+            self.body = body;
+        }
     }
 }
 
@@ -201,8 +180,12 @@ mod tests {
     #[test]
     fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
-        let upstream =
-            Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty(), tag_headers: None });
+        let upstream = Box::new(ServiceCall {
+            service: axum::Router::new(),
+            body: Body::empty(),
+            tag_headers: None,
+            content: None,
+        });
         let request = UpstreamRequest { upstream, head: request.body(()).unwrap() };
         let (request, again) = (&request.head, &request.copy().unwrap().head);
         let line =

@@ -90,6 +90,8 @@ static SETTINGS: &Table<HttpPolicy> = &[
     },
     setting!("answer_info", answer_info),
     setting!("etag", etag),
+    setting!("query_method", query_method),
+    setting!("query_content_limit", query_content_limit),
     setting!("default_lifetime", default_lifetime),
     setting!("heuristic_freshness", heuristic_freshness),
     Setting {

@@ -13,6 +13,7 @@ pub(crate) mod freshness;
 pub(crate) mod groups;
 pub(crate) mod key;
 pub(crate) mod query;
+pub(crate) mod query_method;
 mod query_settings;
 pub(crate) mod reference;
 pub(crate) mod request;
@@ -77,6 +78,18 @@ rules! {
     KeyHook: "key", "HttpPolicy::key";
     /// The query of a POST has more than the key, and a POST passes unchanged.
     Query: "query", "HttpPolicy::ignore_query";
+    /// A QUERY without the type of its content.
+    ContentType: "content-type", "RFC 10008, 2";
+    /// The content of a QUERY is longer than the policy has the guard read.
+    ContentTooLong: "content-too-long", "HttpPolicy::query_content_limit";
+    /// The content of a QUERY did not come within the guard's time limit.
+    ContentSlow: "content-slow", "the guard's time limit for the content of a QUERY";
+    /// The content of a QUERY ended with an error.
+    ContentBroken: "content-broken", "RFC 9112, 8";
+    /// A QUERY has trailers, which are not in its key.
+    ContentTrailers: "content-trailers", "RFC 9110, 6.5";
+    /// The guard cannot make a request body of the application's type.
+    BodyType: "body-type", "HttpPolicy::query_method";
 
     // Rules of responses: why a response is not shared.
     DoNotStore: "do-not-store", "the response's DoNotStore extension";
@@ -98,6 +111,7 @@ rules! {
     /// The body has no end, or may have none.
     EventStream: "event-stream", "the guard's rule for bodies without an end";
     SwitchedProtocol: "upgrade", "RFC 9110, 7.8";
+    /// Also: the content of a QUERY has another length than its head announces.
     ContentLength: "content-length", "RFC 9110, 8.6";
     TooBig: "too-big", "PolicyBuilder::max_body";
     /// The status is that of no final response to the request; or the response states no lifetime, and its status gets none by default.

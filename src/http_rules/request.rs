@@ -24,8 +24,9 @@ use crate::key::CacheKey;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConsideredRequest<K = CacheKey> {
     pub(crate) key: K,
-    /// A GET may be loaded and stored; a HEAD only finds the stored response of a GET (RFC 9110, 9.3.2).
-    pub(crate) is_get: bool,
+    /// Whether its response may be loaded and stored, as that of a GET or a QUERY. A HEAD only finds the stored response of a GET (RFC 9110,
+    /// 9.3.2).
+    pub(crate) may_load: bool,
     pub(crate) demands: RequestDemands,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct RequestDemands {
     pub(crate) has_cookie: bool,
     /// Has `If-None-Match` or `If-Modified-Since`, which a cache evaluates (RFC 9111, 4.3.2).
     pub(crate) conditional: bool,
-    /// Has a range of bytes. Applies to a GET only (RFC 9110, 14.2).
+    /// Has a range of bytes. Does not apply to a HEAD (RFC 9110, 14.2).
     pub(crate) ranged: bool,
     /// Has a header in which proxies report a host, port, scheme or prefix.
     pub(crate) forwarded: bool,
@@ -58,7 +59,7 @@ impl RequestDemands {
 
 /// Whether a request may use the cache, by its head and the presence of a body; otherwise the rule that forbids it.
 ///
-/// The complete list of requests that bypass: methods other than GET and HEAD; no `Host`, several, or one that is
+/// The complete list of requests that bypass: methods other than GET and HEAD (for QUERY see `query_method.rs`); no `Host`, several, or one that is
 /// not a plain authority; a scheme other than `http` and `https`; a target without a path; a body, or a header that
 /// announces one; `Upgrade` and `Expect`; a `Connection` that lists other headers; a `Range` in units other than
 /// bytes; preconditions other than `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, by the policy;
@@ -74,8 +75,8 @@ pub(crate) fn consider<B, K>(
 ) -> Result<ConsideredRequest<K>, Rule> {
     // Only safe methods with defined cache semantics may use the cache (RFC 9110, 9.2.3). This excludes CONNECT, which is
     // also how a WebSocket over HTTP/2 begins (RFC 8441).
-    let is_get = request.method() == Method::GET;
-    if !is_get && request.method() != Method::HEAD {
+    let may_load = request.method() == Method::GET;
+    if !may_load && request.method() != Method::HEAD {
         return Err(Rule::Method);
     }
     let (keyed, mut demands) = examine(request.headers(), rules, Content::Bypasses)?;
@@ -86,12 +87,12 @@ pub(crate) fn consider<B, K>(
     }
     let key;
     (key, demands.other_form) = key_without_extension(request, &keyed, rules, join)?;
-    Ok(ConsideredRequest { key, is_get, demands })
+    Ok(ConsideredRequest { key, may_load, demands })
 }
 
 /// The key of a request without an extension that makes its response personal, and whether it spells its target differently from the
 /// normal form.
-fn key_without_extension<B, K>(
+pub(crate) fn key_without_extension<B, K>(
     request: &Request<B>,
     keyed: &KeyHeaders<'_>,
     rules: &RequestRules,
@@ -120,13 +121,15 @@ pub(crate) fn consider_post<B>(
     let uri = TargetUri::of(original(request), request, &keyed, rules)?.uri().ok_or(Rule::Host)?;
     let key;
     (key, demands.other_form) = key_without_extension(request, &keyed, rules, CacheKey::from_texts)?;
-    Ok((ConsideredRequest { key, is_get: false, demands }, uri))
+    Ok((ConsideredRequest { key, may_load: false, demands }, uri))
 }
 
-/// How announced content affects a request: a GET or HEAD with content bypasses the cache; a POST is expected to have content.
+/// How announced content affects a request: a GET or HEAD with content bypasses the cache; the guard reads the content of a QUERY; a POST
+/// is expected to have content, and passes unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Bypasses,
+    Read,
     Expected,
 }
 
@@ -176,7 +179,7 @@ impl<'a> ExaminedHeaders<'a> {
     ) -> Option<Rule> {
         let demands = &mut self.demands;
         // A POST goes to the inner service unchanged, with all of its cookies.
-        let cookies = rules.cookies.as_ref().filter(|_| content == Content::Bypasses);
+        let cookies = rules.cookies.as_ref().filter(|_| content != Content::Expected);
         match name.as_str() {
             // Several `Host` fields are an attack or an accident (RFC 9112, 3.2: to be answered with 400).
             "host" => return self.keyed.host.replace(value).map(|_| Rule::Host),
@@ -197,6 +200,10 @@ impl<'a> ExaminedHeaders<'a> {
             // The client asks for another protocol on this connection (RFC 9110, 7.8).
             "upgrade" => return Some(Rule::Upgrade),
             "expect" | "transfer-encoding" | "content-length" if content == Content::Expected => {}
+            "transfer-encoding" | "content-length" if content == Content::Read => {}
+            // The server sends the 100 when the guard reads the content.
+            "expect"
+                if content == Content::Read && value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {}
             // The client sends its body only after a 100 (RFC 9110, 10.1.1).
             "expect" => return Some(Rule::Expect),
             // The header announces a body (RFC 9112, 6.3).

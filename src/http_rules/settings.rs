@@ -68,6 +68,9 @@ pub struct HttpPolicy {
     pub(crate) tag_headers: Option<Arc<TagHeaders>>,
     pub(crate) answer_info: bool,
     pub(crate) etag: bool,
+    /// Whether QUERY is looked up, and the longest content of one that is, in bytes.
+    pub(crate) query_method: bool,
+    pub(crate) query_content_limit: usize,
     /// The headers on which every response depends, sorted, each once.
     pub(crate) vary_on: Vec<HeaderName>,
     pub(crate) max_variants: usize,
@@ -510,6 +513,12 @@ impl HttpPolicy {
         if let Some(refusal) = self.requests.refusal() {
             return Some(refusal);
         }
+        if self.query_content_limit > MOST_QUERY_CONTENT {
+            return Some(format!(
+                "query_content_limit is {}: choose at most {MOST_QUERY_CONTENT} bytes",
+                self.query_content_limit
+            ));
+        }
         if self.vary_on.len() > MOST_NAMES {
             return Some(format!(
                 "vary_on names {} headers: choose at most {MOST_NAMES}",
@@ -538,6 +547,9 @@ impl HttpPolicy {
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
+
+/// The highest limit for the content of a QUERY, which each such request holds in memory.
+const MOST_QUERY_CONTENT: usize = 16 * 1024 * 1024;
 
 /// The response headers that contain tags.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -581,6 +593,10 @@ impl Default for HttpPolicy {
             answer_info: false,
             // It digests each stored body, and clients of an origin without tags may not expect any.
             etag: false,
+            // The guard then reads the content before the handler does, and clients of an origin may not expect stored responses.
+            query_method: false,
+            // Longer than queries are, and short enough that a thousand requests at once take 64 MiB.
+            query_content_limit: 64 * 1024,
             vary_on: Vec::new(),
             // Enough for the languages times the encodings of a large site. A header with more values does not choose among
             // representations: it identifies the client.

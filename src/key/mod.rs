@@ -114,8 +114,8 @@ impl Key {
 const GROUP: &str = "~g:";
 /// The suffix of a [tag of a path](Key::of_path).
 const PATH: &str = "~p";
-/// Begins the suffix that a report of proxies adds to a resource's key: the report's digest follows. Without a digest it is the suffix
-/// of the tag that the entries of all reports of one resource have.
+/// Begins the suffix that a report of proxies, or the content of a QUERY, adds to a resource's key: a digest follows. Without a digest it
+/// is the suffix of the tag that all such entries of one resource have.
 const REPORT: &str = "~f";
 
 /// Keys of HTTP resources, and keys derived from them.
@@ -137,7 +137,8 @@ impl Key {
         if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
     }
 
-    /// The tag of the entries that this HTTP resource has under reports of proxies; `None` if this is not the key of an HTTP resource.
+    /// The tag of the entries that this HTTP resource has under reports of proxies and contents of QUERY; `None` if this is not the key of
+    /// an HTTP resource.
     pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
         self.within(namespace).starts_with("http:").then(|| self.of_report(""))
     }
@@ -191,6 +192,12 @@ impl Key {
     /// The key of a resource under one report of proxies.
     pub(crate) fn of_report(&self, digest: &str) -> Self {
         self.derived(&format!("{REPORT}{digest}"))
+    }
+
+    /// The key of the response to a QUERY of this resource, by the digests in hex of its content and of what else tells it apart, such as a
+    /// report. No report's digest contains a `q`.
+    pub(crate) fn of_query(&self, content: &str, others: &str) -> Self {
+        self.of_report(&format!("q{content}{others}"))
     }
 
     /// Whether this key was made by [`of_report`](Self::of_report), or was derived from such a key.

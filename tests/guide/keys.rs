@@ -4,7 +4,7 @@ use std::error::Error;
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::{AppendHeaders, IntoResponse};
-use axum::routing::get;
+use axum::routing::{any, get};
 use axum::{Extension, Router};
 use http::{HeaderMap, Request, Response};
 use stampede_guard::http::{DoNotStore, HttpPolicy, TRACKING_PARAMETERS, explain};
@@ -126,6 +126,28 @@ async fn a_response_names_the_parameters_that_do_not_affect_it() -> Result<(), B
         assert_eq!(answer.text(), format!("<a href=\"{seen}\">shoes</a>"));
         assert_eq!(answer.is_hit(), is_hit, "{uri}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_query_is_stored_by_its_content() -> Result<(), Box<dyn Error>> {
+    let http = HttpPolicy::default().query_method(true); // off by default: a QUERY passes
+    let contacts = |query: String| async move { if query.contains("WHERE") { "Ann" } else { "Ann, Bob" } };
+    let app = guarded(Router::new().route("/contacts", any(contacts)), http)?;
+    let query = async |content| {
+        let headers = [("content-type", "application/sql")];
+        requests::send_content(&app, "QUERY", "/contacts", &headers, content).await
+    };
+    for n in 0..2 {
+        let all = query("SELECT name FROM contacts").await;
+        assert_eq!((all.text(), all.is_hit()), ("Ann, Bob", n > 0));
+        assert!(n > 0 || all.remark() == "fwd=uri-miss; stored; ttl=60", "{}", all.remark());
+        let some = query("SELECT name FROM contacts WHERE id = 1").await;
+        assert_eq!((some.text(), some.is_hit()), ("Ann", n > 0));
+    }
+    assert_eq!(send(&app, "PUT", "/contacts", &[]).await.remark(), "fwd=method");
+    assert!(!query("SELECT name FROM contacts").await.is_hit());
+    assert_eq!(send(&app, "QUERY", "/contacts", &[]).await.remark(), "fwd=bypass; detail=content-type");
     Ok(())
 }
 

@@ -35,6 +35,17 @@ impl Seen {
 
 /// Sends one request. `Host` is `shop.example` unless `headers` has one.
 pub(crate) async fn send(app: &Router, method: &str, path: &str, headers: &[(&str, &str)]) -> Seen {
+    send_content(app, method, path, headers, "").await
+}
+
+/// Sends one request with content.
+pub(crate) async fn send_content(
+    app: &Router,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    content: &'static str,
+) -> Seen {
     let mut request = Request::builder().method(method).uri(path);
     if headers.iter().all(|(name, _)| *name != "host") {
         request = request.header("host", "shop.example");
@@ -42,7 +53,7 @@ pub(crate) async fn send(app: &Router, method: &str, path: &str, headers: &[(&st
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let request = request.body(Body::empty()).expect("a request");
+    let request = request.body(Body::from(content)).expect("a request");
     let (head, body) = app.clone().oneshot(request).await.expect("infallible").into_parts();
     let body = body.collect().await.expect("a whole body").to_bytes().to_vec();
     Seen { status: head.status.as_u16(), headers: head.headers, body }

@@ -44,6 +44,10 @@ mod poisoning;
 mod policies;
 mod proxies;
 mod query;
+#[cfg(feature = "axum")]
+mod query_content;
+#[cfg(feature = "axum")]
+mod query_method;
 mod range_fields;
 mod ranges;
 mod read_along;

@@ -31,7 +31,7 @@ fn each_field_of_an_http_policy_has_its_setting() {
     #[rustfmt::skip]
     let HttpPolicy {
         requests, scope: _, strict_rfc: _, set_cookie: _, default_lifetime: _, heuristic_freshness: _, ignore_request_no_cache: _,
-        expose_key: _, path_tags: _, cache_groups: _, no_vary_search: _, tag_headers: _, answer_info: _, etag: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
+        expose_key: _, path_tags: _, cache_groups: _, no_vary_search: _, tag_headers: _, answer_info: _, etag: _, query_method: _, query_content_limit: _, vary_on: _, max_variants: _, stale_on_disconnect: _, validate_within: _,
         retry_after: _, rate_limit_scope: _,
     } = HttpPolicy::default();
     #[rustfmt::skip]
@@ -82,6 +82,8 @@ fn bad_input_is_refused_with_the_name_of_its_setting() {
         ("pass_tag_headers", &["1"]),
         ("answer_info", &["1"]),
         ("etag", &["1", "\"weak\""]),
+        ("query_method", &["1", "\"yes\""]),
+        ("query_content_limit", &["-1", "\"64 KiB\"", "16777217"]),
         ("default_lifetime", &["1"]),
         ("heuristic_freshness", &["1"]),
         ("vary_on", &["\"accept-language\"", "[\"a b\"]"]),

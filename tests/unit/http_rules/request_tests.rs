@@ -23,7 +23,7 @@ pub(super) enum Admission {
 
 pub(super) fn admit<B: http_body::Body>(request: &Request<B>, rules: &RequestRules) -> Admission {
     match consider(request, !request.body().is_end_stream(), rules, CacheKey::from_texts) {
-        Ok(ConsideredRequest { key, is_get: true, .. }) => Admission::Cached(key),
+        Ok(ConsideredRequest { key, may_load: true, .. }) => Admission::Cached(key),
         Ok(ConsideredRequest { key, .. }) => Admission::LookUpOnly(key),
         Err(rule) => Admission::Bypass(rule.token()),
     }
@@ -382,7 +382,7 @@ fn a_post_is_keyed_like_the_get_that_its_response_may_represent() {
     let (considered, uri) = consider_post(&posted, &strict.requests).unwrap();
     assert_eq!(uri, "http://h/a?b");
     assert_eq!(considered.key, CacheKey::from_parts(["http", "strict", "http", "h", "/a?b"]));
-    assert!(considered.demands.authorized && !considered.is_get, "A1");
+    assert!(considered.demands.authorized && !considered.may_load, "A1");
     assert_eq!(consider_post(&posted, &RequestRules::default()), Err(Rule::Credentials), "A1");
     assert_eq!(consider_post(&request("PUT", "/", &headers), &strict.requests), Err(Rule::Method));
 }

@@ -58,7 +58,8 @@ fn the_responses_of_a_path_have_one_tag() {
     }
 }
 
-/// A key under a report of proxies, and each key that is derived from it, has the tag of the reports of its resource. Other keys have none.
+/// A key under a report of proxies, that of a QUERY, and each key that is derived from it, has the tag of the reports of its resource. Other
+/// keys have none.
 #[cfg(feature = "http")]
 #[test]
 fn a_key_under_a_report_has_the_tag_of_its_resource() {
@@ -67,7 +68,14 @@ fn a_key_under_a_report_has_the_tag_of_its_resource() {
         let resource = Key::from_texts("ns", "http:http", &["h", path]);
         let tag = resource.of_reports("ns");
         let report = resource.of_report("7f");
-        for key in [report.derived("~v7"), report.derived("~a"), report] {
+        let queries =
+            [resource.of_query("7f", ""), resource.of_query("7f", "8a"), resource.of_query("7f8b", "")];
+        let mut all = vec![report.derived("~v7"), report.derived("~a"), report, resource.clone()];
+        for query in queries {
+            assert!(!all.contains(&query), "{}", query.full());
+            all.push(query);
+        }
+        for key in all.into_iter().filter(|key| *key != resource) {
             assert_eq!(key.report_tag(), tag, "{}", key.full());
         }
         for other in [resource.derived("~v7"), resource.derived("~a"), resource] {
