@@ -291,6 +291,7 @@ pub(crate) mod fuzzed;
 mod hold_back;
 mod inner_body;
 mod load;
+mod miss;
 mod query_method;
 #[cfg(feature = "reqwest")]
 pub mod reqwest;
