@@ -37,6 +37,7 @@ use crate::guard::{Current, StampedeGuard};
 use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::conditional::remove_conditions;
 use crate::http_rules::key::{matched_route, sent_target};
+use crate::http_rules::query_method::consider_query;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, is_zero};
 use crate::http_rules::request_settings::forwarding;
 use crate::http_rules::vary::Fingerprint;
@@ -73,23 +74,20 @@ impl Exchange {
     /// reference count wait for each other.
     ///
     /// With `shadow`, the answer is the inner service's, and the guard runs beside it.
-    pub(super) fn begin(head: &mut RequestHead, has_body: bool, guard: Current<'_>, shadow: bool) -> Self {
-        let (state, policy) = guard.parts();
-        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
-        let considered = consider(head, has_body, &policy.http.requests, join);
-        Self::of(head, considered, None, guard, shadow)
-    }
-
-    /// The rest of step 1. `content` is the fingerprint of a QUERY's content; without it the request must be no QUERY.
-    #[inline]
-    pub(super) fn of(
+    /// `content` is the fingerprint of a QUERY's content; without it the request is not looked up as a QUERY.
+    pub(super) fn begin(
         head: &mut RequestHead,
-        mut considered: Result<ConsideredRequest<Key>, Rule>,
+        has_body: bool,
         content: Option<&Fingerprint>,
         guard: Current<'_>,
         shadow: bool,
     ) -> Self {
-        let policy = guard.parts().1;
+        let (state, policy) = guard.parts();
+        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
+        let mut considered = match content {
+            None => consider(head, has_body, &policy.http.requests, join),
+            Some(_) => consider_query(head, &policy.http.requests, join),
+        };
         let mut audits = false;
         if let Ok(ConsideredRequest { key, may_load, demands }) = &mut considered {
             if demands.other_cookies {
@@ -423,7 +421,7 @@ impl UpstreamRequest {
     async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer {
         if let Some(Self { upstream, mut head }) = self.copy() {
             tokio::spawn(async move {
-                let exchange = Exchange::begin(&mut head, false, Current::Owned(guard), false);
+                let exchange = Exchange::begin(&mut head, false, None, Current::Owned(guard), false);
                 // Dropping the response does not stop a load: its result is stored.
                 drop(exchange.answer(head, move || upstream).await);
             });
@@ -466,23 +464,26 @@ pub(super) fn separate_key(
     head: &RequestHead,
     content: Option<&Fingerprint>,
 ) {
-    let distinction = distinction(guard, demands, head);
-    *key = match (content, distinction) {
-        (None, None) => return,
-        (None, Some(distinction)) => key.of_report(&distinction.half()),
-        (Some(content), distinction) => {
-            let others = distinction.map_or_else(String::new, |distinction| distinction.half());
-            key.of_query(&content.to_string(), &others)
-        }
+    let report = if demands.forwarded { forwarding(head.headers()) } else { None };
+    let is_plain = report == guard.parts().1.http.requests.report && !demands.other_form;
+    let distinction = match (content, is_plain) {
+        (None, true) => return,
+        (Some(_), true) => String::new(),
+        (_, false) => distinction(guard, report, demands, head).half(),
+    };
+    *key = match content {
+        None => key.of_report(&distinction),
+        Some(content) => key.of_query(&content.to_string(), &distinction),
     };
 }
 
 /// What tells a request apart from those with its method and resource.
-fn distinction(guard: &StampedeGuard, demands: &RequestDemands, head: &RequestHead) -> Option<Fingerprint> {
-    let report = if demands.forwarded { forwarding(head.headers()) } else { None };
-    if report == guard.parts().1.http.requests.report && !demands.other_form {
-        return None;
-    }
+fn distinction(
+    guard: &StampedeGuard,
+    report: Option<Vec<u8>>,
+    demands: &RequestDemands,
+    head: &RequestHead,
+) -> Fingerprint {
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
         for target in sent_target(head, &guard.parts().1.http.requests) {
@@ -490,7 +491,7 @@ fn distinction(guard: &StampedeGuard, demands: &RequestDemands, head: &RequestHe
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
     }
-    Some(Fingerprint::of(&distinction))
+    Fingerprint::of(&distinction)
 }
 
 /// Makes a replay the answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response that has no content by its
@@ -733,7 +734,7 @@ mod tests {
     async fn the_future_of_a_hit_is_small() {
         let mut head = Request::get("http://h/").body(()).expect("a request");
         let own = size_of_val(&head);
-        let exchange = Exchange::begin(&mut head, false, StampedeGuard::in_memory().current(), false);
+        let exchange = Exchange::begin(&mut head, false, None, StampedeGuard::in_memory().current(), false);
         let hit = exchange.answer(head, || unreachable!("the future is not polled"));
         let size = size_of_val(&*hit);
         assert!(size - own <= 2_816, "{} bytes beside the request", size - own);
