@@ -33,6 +33,7 @@ use crate::error::{Error, ErrorKind, Failure};
 use crate::guard::{Current, StampedeGuard};
 use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::key::{matched_route, sent_target};
+use crate::http_rules::query_method::consider_query;
 use crate::http_rules::request::{ConsideredRequest, RequestDemands, consider, is_zero};
 use crate::http_rules::request_settings::forwarding;
 use crate::http_rules::vary::Fingerprint;
@@ -64,34 +65,35 @@ impl Exchange {
     /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that change one
     /// reference count wait for each other.
     ///
-    /// With `shadow`, the answer is the inner service's, and the guard runs beside it.
-    pub(super) fn begin(head: &mut RequestHead, has_body: bool, guard: Current<'_>, shadow: bool) -> Self {
-        let follows_search = guard.parts().1.http.no_vary_search && !shadow;
-        Self::begin_with(head, has_body, guard, shadow, follows_search)
-    }
-
-    /// As [`begin`](Self::begin). With `follows_search` the request may get the canonical query of its path's rule.
-    fn begin_with(
+    /// With `shadow`, the answer is the inner service's, and the guard runs beside it. `content` is the fingerprint of a QUERY's content; without it the request is not looked up as a QUERY.
+    pub(super) fn begin(
         head: &mut RequestHead,
         has_body: bool,
-        guard: Current<'_>,
-        shadow: bool,
-        follows_search: bool,
-    ) -> Self {
-        let considered = consider_search(head, has_body, &guard, follows_search);
-        Self::of(head, considered, None, guard, shadow)
-    }
-
-    /// The rest of step 1. `content` is the fingerprint of a QUERY's content; without it the request must be no QUERY.
-    #[inline]
-    pub(super) fn of(
-        head: &mut RequestHead,
-        (mut considered, search): (Result<ConsideredRequest<Key>, Rule>, SearchState),
         content: Option<&Fingerprint>,
         guard: Current<'_>,
         shadow: bool,
     ) -> Self {
-        let policy = guard.parts().1;
+        // The rule of a path by `No-Vary-Search` is that of its GET.
+        let follows_search = guard.parts().1.http.no_vary_search && !shadow && content.is_none();
+        Self::begin_with(head, has_body, content, guard, shadow, follows_search)
+    }
+
+    /// As [`begin`](Self::begin). With `follows_search` the request may get the canonical query of its path's rule.
+    #[inline]
+    fn begin_with(
+        head: &mut RequestHead,
+        has_body: bool,
+        content: Option<&Fingerprint>,
+        guard: Current<'_>,
+        shadow: bool,
+        follows_search: bool,
+    ) -> Self {
+        let (state, policy) = guard.parts();
+        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
+        let (mut considered, search) = match content {
+            None => consider_search(head, has_body, &guard, follows_search),
+            Some(_) => (consider_query(head, &policy.http.requests, join), SearchState::AsSent),
+        };
         let mut audits = false;
         if let Ok(ConsideredRequest { key, may_load, demands }) = &mut considered {
             if demands.other_cookies {
@@ -382,7 +384,7 @@ impl LookUp {
         let UpstreamRequest { upstream, mut head } = request;
         self.search.restore(&mut head);
         let guard = Current::Borrowed(&self.guard);
-        Exchange::begin_with(&mut head, false, guard, false, false).answer(head, move || upstream).await
+        Exchange::begin_with(&mut head, false, None, guard, false, false).answer(head, move || upstream).await
     }
 
     /// Loads, or answers by another query, if the store has a rule of this path that makes it another one.
@@ -401,7 +403,7 @@ impl LookUp {
                 drop(lookup);
                 search.restore(&mut request.head);
                 let UpstreamRequest { upstream, mut head } = request;
-                let exchange = Exchange::begin(&mut head, false, Current::Borrowed(guard), false);
+                let exchange = Exchange::begin(&mut head, false, None, Current::Borrowed(guard), false);
                 return exchange.answer(head, move || upstream).await;
             }
         }
@@ -486,7 +488,7 @@ impl UpstreamRequest {
     async fn shadowed(self, guard: StampedeGuard) -> ClientAnswer {
         if let Some(Self { upstream, mut head }) = self.copy() {
             tokio::spawn(async move {
-                let exchange = Exchange::begin(&mut head, false, Current::Owned(guard), false);
+                let exchange = Exchange::begin(&mut head, false, None, Current::Owned(guard), false);
                 // Dropping the response does not stop a load: its result is stored.
                 drop(exchange.answer(head, move || upstream).await);
             });
@@ -529,23 +531,26 @@ pub(super) fn separate_key(
     head: &RequestHead,
     content: Option<&Fingerprint>,
 ) {
-    let distinction = distinction(guard, demands, head);
-    *key = match (content, distinction) {
-        (None, None) => return,
-        (None, Some(distinction)) => key.of_report(&distinction.half()),
-        (Some(content), distinction) => {
-            let others = distinction.map_or_else(String::new, |distinction| distinction.half());
-            key.of_query(&content.to_string(), &others)
-        }
+    let report = if demands.forwarded { forwarding(head.headers()) } else { None };
+    let is_plain = report == guard.parts().1.http.requests.report && !demands.other_form;
+    let distinction = match (content, is_plain) {
+        (None, true) => return,
+        (Some(_), true) => String::new(),
+        (_, false) => distinction(guard, report, demands, head).half(),
+    };
+    *key = match content {
+        None => key.of_report(&distinction),
+        Some(content) => key.of_query(&content.to_string(), &distinction),
     };
 }
 
 /// What tells a request apart from those with its method and resource.
-fn distinction(guard: &StampedeGuard, demands: &RequestDemands, head: &RequestHead) -> Option<Fingerprint> {
-    let report = if demands.forwarded { forwarding(head.headers()) } else { None };
-    if report == guard.parts().1.http.requests.report && !demands.other_form {
-        return None;
-    }
+fn distinction(
+    guard: &StampedeGuard,
+    report: Option<Vec<u8>>,
+    demands: &RequestDemands,
+    head: &RequestHead,
+) -> Fingerprint {
     let mut distinction = report.unwrap_or_default();
     if demands.other_form {
         for target in sent_target(head, &guard.parts().1.http.requests) {
@@ -553,7 +558,7 @@ fn distinction(guard: &StampedeGuard, demands: &RequestDemands, head: &RequestHe
             distinction.extend_from_slice(format!("\n{target}").as_bytes());
         }
     }
-    Some(Fingerprint::of(&distinction))
+    Fingerprint::of(&distinction)
 }
 
 /// Makes a replay the answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response that has no content by its
@@ -599,7 +604,7 @@ mod tests {
     async fn the_future_of_a_hit_is_small() {
         let mut head = Request::get("http://h/").body(()).expect("a request");
         let own = size_of_val(&head);
-        let exchange = Exchange::begin(&mut head, false, StampedeGuard::in_memory().current(), false);
+        let exchange = Exchange::begin(&mut head, false, None, StampedeGuard::in_memory().current(), false);
         let hit = exchange.answer(head, || unreachable!("the future is not polled"));
         let size = size_of_val(&*hit);
         assert!(size - own <= 2_816, "{} bytes beside the request", size - own);

@@ -12,6 +12,7 @@
 
 use std::future::poll_fn;
 use std::sync::LazyLock;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -23,12 +24,10 @@ use tokio::time::timeout;
 use super::commit::ClientAnswer;
 use super::exchange::{Exchange, Forward};
 use super::inner_body::{BoxError, RequestBody, ResumedBody, UpstreamBody};
-use super::search::SearchState;
-use super::upstream::UpstreamRequest;
+use super::upstream::{BoxFuture, RequestHead, Upstream, UpstreamError, UpstreamRequest, UpstreamResponse};
 use crate::guard::{Current, StampedeGuard};
 use crate::http_rules::Rule;
 use crate::http_rules::query_method::{announced_length, consider_query, content_fingerprint, is_query};
-use crate::http_rules::vary::Fingerprint;
 use crate::key::Key;
 use crate::observe::{LogEveryMinute, log};
 
@@ -51,27 +50,23 @@ impl UpstreamRequest {
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
         let content = match consider_query(&self.head, &policy.http.requests, join) {
             Ok(considered) if state.is_bypassed() => Err(Forward::SwitchedOff(considered.key)),
-            Ok(considered) => match self.read_content(policy.http.query_content_limit).await {
-                Ok(content) => Ok((considered, content)),
-                Err(rule) => Err(Forward::Forbidden(rule)),
-            },
+            Ok(_) => self.read_content(policy.http.query_content_limit).await.map_err(Forward::Forbidden),
             Err(rule) => Err(Forward::Forbidden(rule)),
         };
         match content {
-            Ok((considered, content)) => {
+            Ok(content) => {
+                let fingerprint = content_fingerprint(self.head.headers(), &content);
                 let Self { upstream, mut head } = self;
-                // The rule of a path by `No-Vary-Search` is that of its GET.
-                let considered = (Ok(considered), SearchState::AsSent);
-                let exchange =
-                    Exchange::of(&mut head, considered, Some(&content), Current::Owned(guard), false);
-                exchange.answer(head, move || upstream).await
+                let guard = Current::Owned(guard);
+                let exchange = Exchange::begin(&mut head, false, Some(&fingerprint), guard, false);
+                exchange.answer(head, move || Box::new(WithContent { upstream, content })).await
             }
             Err(why) => self.forward(guard, why).await,
         }
     }
 
     /// Reads the content, and gives the request a body with the same. Otherwise the rule that forbids to look the request up.
-    async fn read_content(&mut self, limit: usize) -> Result<Fingerprint, Rule> {
+    async fn read_content(&mut self, limit: usize) -> Result<Bytes, Rule> {
         let announced = announced_length(self.head.headers())?;
         if announced.is_some_and(|length| length > limit as u64) {
             return Err(Rule::ContentTooLong);
@@ -94,7 +89,37 @@ impl UpstreamRequest {
         }
         // It is fulfilled, and not in the key.
         self.head.headers_mut().remove(EXPECT);
-        Ok(content_fingerprint(self.head.headers(), &content))
+        Ok(content)
+    }
+}
+
+/// An inner service, and the content of the request's body, so that copies of the request have it.
+struct WithContent {
+    upstream: Box<dyn Upstream>,
+    content: Bytes,
+}
+
+impl Upstream for WithContent {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), UpstreamError>> {
+        self.upstream.poll_ready(cx)
+    }
+
+    fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse> {
+        self.upstream.call(head)
+    }
+
+    fn copy(&self, content: Option<Bytes>) -> Option<Box<dyn Upstream>> {
+        let content = content.unwrap_or_else(|| self.content.clone());
+        let upstream = self.upstream.copy(Some(content.clone()))?;
+        Some(Box::new(Self { upstream, content }))
+    }
+
+    fn take_body(&mut self) -> Option<UpstreamBody> {
+        self.upstream.take_body()
+    }
+
+    fn put_body(&mut self, body: RequestBody) {
+        self.upstream.put_body(body);
     }
 }
 

@@ -98,10 +98,10 @@ where
         let guard = self.guard.current();
         let (_, policy) = guard.parts();
         let (shadow, tag_headers) = (policy.shadow, policy.http.tag_headers.clone());
-        let answer = match Exchange::begin(&mut head, !body.is_end_stream(), guard, shadow) {
+        let answer = match Exchange::begin(&mut head, !body.is_end_stream(), None, guard, shadow) {
             Exchange::Hit(response) => PendingAnswer::Hit(Some(response)),
             exchange => {
-                let call = ServiceCall { service: self.inner.clone(), body, tag_headers, content: None };
+                let call = ServiceCall { service: self.inner.clone(), body, tag_headers };
                 PendingAnswer::Further(exchange.answer(head, move || Box::new(call)))
             }
         };

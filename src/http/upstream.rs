@@ -36,9 +36,9 @@ pub(super) trait Upstream: Send {
     /// Calls the service, which must be ready.
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse>;
 
-    /// The same service for a request with the content that [`put_body`](Self::put_body) gave to this one, else with an empty body. `None`
-    /// unless the guard can make a body of this type: an empty one only with the feature `axum` for axum's bodies.
-    fn copy(&self) -> Option<Box<dyn Upstream>>;
+    /// The same service for a request with this content, else with an empty body. `None` unless the guard can make a body of this type: an
+    /// empty one only with the feature `axum` for axum's bodies.
+    fn copy(&self, content: Option<Bytes>) -> Option<Box<dyn Upstream>>;
 
     /// Takes the request's body. `None` if the guard can make no body of its type.
     fn take_body(&mut self) -> Option<UpstreamBody>;
@@ -72,7 +72,7 @@ impl UpstreamRequest {
     /// A copy with the content of a QUERY, or of another request without a body, to be made before the request is sent. `None` if only the
     /// head can be copied.
     pub(super) fn copy(&self) -> Option<Self> {
-        Some(Self { upstream: self.upstream.copy()?, head: self.head.clone() })
+        Some(Self { upstream: self.upstream.copy(None)?, head: self.head.clone() })
     }
 }
 
@@ -81,8 +81,6 @@ pub(super) struct ServiceCall<S, Q> {
     pub(super) service: S,
     pub(super) body: Q,
     pub(super) tag_headers: Option<Arc<TagHeaders>>,
-    /// The content of the body, if the guard has read all of it.
-    pub(super) content: Option<Bytes>,
 }
 
 impl<S, Q, B> Upstream for ServiceCall<S, Q>
@@ -99,7 +97,7 @@ where
     }
 
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse> {
-        let Self { mut service, body, tag_headers, .. } = *self;
+        let Self { mut service, body, tag_headers } = *self;
         let response = service.call(head.map(|()| body));
         Box::pin(async move {
             let response = response.await;
@@ -119,13 +117,13 @@ where
         })
     }
 
-    fn copy(&self) -> Option<Box<dyn Upstream>> {
+    fn copy(&self, content: Option<Bytes>) -> Option<Box<dyn Upstream>> {
         let (service, tag_headers) = (self.service.clone(), self.tag_headers.clone());
-        let (body, content) = match &self.content {
-            Some(content) => (make_body(RequestBody::Whole(content.clone()))?, Some(content.clone())),
-            None => (empty()?, None),
+        let body = match content {
+            Some(content) => make_body(RequestBody::Whole(content))?,
+            None => empty()?,
         };
-        Some(Box::new(Self { service, body, tag_headers, content }))
+        Some(Box::new(Self { service, body, tag_headers }))
     }
 
     fn take_body(&mut self) -> Option<UpstreamBody> {
@@ -134,9 +132,6 @@ where
     }
 
     fn put_body(&mut self, body: RequestBody) {
-        if let RequestBody::Whole(content) = &body {
-            self.content = Some(content.clone());
-        }
         // This cannot fail after `take_body`, which has made a body of this type.
         if let Some(body) = make_body(body) {
             self.body = body;
@@ -180,12 +175,8 @@ mod tests {
     #[test]
     fn a_retry_repeats_the_whole_head() {
         let request = Request::head("/a?b").version(Version::HTTP_2).header("x-mine", "1").extension(7_u8);
-        let upstream = Box::new(ServiceCall {
-            service: axum::Router::new(),
-            body: Body::empty(),
-            tag_headers: None,
-            content: None,
-        });
+        let upstream =
+            Box::new(ServiceCall { service: axum::Router::new(), body: Body::empty(), tag_headers: None });
         let request = UpstreamRequest { upstream, head: request.body(()).unwrap() };
         let (request, again) = (&request.head, &request.copy().unwrap().head);
         let line =

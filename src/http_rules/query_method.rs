@@ -22,6 +22,7 @@ pub(crate) fn is_query(method: &Method) -> bool {
 
 /// As [`consider`](super::request::consider), for the head of a QUERY. The key is that of the resource, to which the
 /// [fingerprint of the content](content_fingerprint) belongs.
+#[inline(never)] // Each hit of a GET passes the call.
 pub(crate) fn consider_query<B, K>(
     request: &Request<B>,
     rules: &RequestRules,
