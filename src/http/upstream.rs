@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use super::inner_body::{BoxError, RequestBody, UpstreamBody, empty, make_body, read_as_upstream};
 use crate::http_rules::cache_terms::CacheTerms;
-use crate::http_rules::settings::TagHeaders;
+use crate::http_rules::groups::TagHeaders;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

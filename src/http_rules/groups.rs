@@ -1,8 +1,8 @@
-//! The fields of Cache Groups (RFC 9875): lists of strings.
+//! The fields of a response that contain tags: those of Cache Groups (RFC 9875), and those that a policy names.
 
 use std::convert::Infallible;
 
-use http::header::HeaderMap;
+use http::header::{HeaderMap, HeaderName};
 use sfv::visitor::{EntryVisitor, ListVisitor};
 use sfv::{BareItem, Parser};
 
@@ -12,6 +12,14 @@ use super::cache_control::{MemberVisitor, whole_field};
 pub(crate) const CACHE_GROUPS: &str = "cache-groups";
 /// The groups that a response to an unsafe method invalidates (RFC 9875, 3).
 pub(crate) const CACHE_GROUP_INVALIDATION: &str = "cache-group-invalidation";
+
+/// The response headers that contain tags.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TagHeaders {
+    pub(crate) names: Vec<HeaderName>,
+    /// Whether clients see them.
+    pub(crate) passes: bool,
+}
 
 /// The strings in this field, without their parameters. None if the field is absent, or is no list of strings: a field that is malformed,
 /// or has a member of another type, is ignored as a whole (RFC 9651, 4.2).

@@ -21,6 +21,7 @@ pub(crate) mod request_settings;
 pub(crate) mod response;
 pub(crate) mod search;
 pub(crate) mod settings;
+mod tag_settings;
 pub(crate) mod vary;
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The settings of [`HttpPolicy`] that leave parameters of the query out of the key.
+//! The settings of [`HttpPolicy`] by which parameters of the query are not in the key.
 
 use super::settings::HttpPolicy;
 
@@ -89,6 +89,43 @@ impl HttpPolicy {
     #[must_use]
     pub fn sort_query(mut self, is_sorted: bool) -> Self {
         self.requests.change_query(|rules| rules.is_sorted = is_sorted);
+        self
+    }
+
+    /// Whether the field `No-Vary-Search` has effect (draft-ietf-httpbis-no-vary-search-05): a response names the query parameters that do
+    /// not affect it (`params`), or the only ones that do (`except`), and says whether their order matters (`key-order`). It then answers
+    /// all requests with an equivalent query. Defaults to no, because the draft is no RFC yet; [`strict`](Self::strict) has it.
+    ///
+    /// The rule that a response states is learned for its path, by the whole fleet. From then on a request to that path is looked up
+    /// and, if nothing is stored, loaded with its *canonical* query: the parameters that affect the response, as
+    /// `application/x-www-form-urlencoded` writes them. So a shared response does not depend on what the client wrote: **the inner
+    /// service sees no parameter that its own rule leaves out**. A response that was loaded with more, such as the first one of a path,
+    /// answers its own URI only. A response to a canonical query is used only if it states a rule by which it answers the query that
+    /// was sent; otherwise the request is repeated as it was sent, and the path has no rule for a minute.
+    ///
+    /// A field that is malformed, longer than 1,024 bytes or of another type has no effect. A request whose body type the guard cannot
+    /// copy is loaded as it was sent; it can copy a request of axum, with the feature `axum`.
+    ///
+    /// An invalidation of one URI with a query, by its key, its path or an unsafe method, also invalidates each response of that path that
+    /// states a rule: they have the tag of the path, as with [`path_tags`](Self::path_tags). A hit on one reads one key more, in the same
+    /// command. A miss of a request with a query reads one key more if this process knows no rule of the path. Guards that share a store
+    /// should agree about this setting: an invalidation does not find responses that a guard without it has stored.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
+    ///
+    /// // GET /shoes?size=42&utm_source=mail  ->  No-Vary-Search: params=("utm_source" "utm_medium")
+    /// let policy = Policy::builder().http(HttpPolicy::default().no_vary_search(true)).build()?;
+    /// let guard = StampedeGuard::in_memory().with_policy(policy);
+    /// # let _ = guard;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn no_vary_search(mut self, used: bool) -> Self {
+        self.no_vary_search = used;
         self
     }
 }

@@ -14,6 +14,7 @@ use http::header::{HeaderMap, HeaderName};
 use http::uri::Scheme;
 use http::{Request, header};
 
+use super::groups::TagHeaders;
 use super::key::{default_port, key, plain_authority};
 use super::query::QueryRules;
 use super::request::{Content, examine};
@@ -154,39 +155,6 @@ setters! {
     /// # Ok(()) }
     /// ```
     cache_groups(used: bool => cache_groups);
-
-    /// Whether the field `No-Vary-Search` has effect (draft-ietf-httpbis-no-vary-search-05): a response names the query parameters that do
-    /// not affect it (`params`), or the only ones that do (`except`), and says whether their order matters (`key-order`). It then answers
-    /// all requests with an equivalent query. Defaults to no, because the draft is no RFC yet; [`strict`](Self::strict) has it.
-    ///
-    /// The rule that a response states is learned for its path, by the whole fleet. From then on a request to that path is looked up
-    /// and, if nothing is stored, loaded with its *canonical* query: the parameters that affect the response, as
-    /// `application/x-www-form-urlencoded` writes them. So a shared response does not depend on what the client wrote: **the inner
-    /// service sees no parameter that its own rule leaves out**. A response that was loaded with more, such as the first one of a path,
-    /// answers its own URI only. A response to a canonical query is used only if it states a rule by which it answers the query that
-    /// was sent; otherwise the request is repeated as it was sent, and the path has no rule for a minute.
-    ///
-    /// A field that is malformed, longer than 1,024 bytes or of another type has no effect. A request whose body type the guard cannot
-    /// copy is loaded as it was sent; it can copy a request of axum, with the feature `axum`.
-    ///
-    /// An invalidation of one URI with a query, by its key, its path or an unsafe method, also invalidates each response of that path that
-    /// states a rule: they have the tag of the path, as with [`path_tags`](Self::path_tags). A hit on one reads one key more, in the same
-    /// command. A miss of a request with a query reads one key more if this process knows no rule of the path. Guards that share a store
-    /// should agree about this setting: an invalidation does not find responses that a guard without it has stored.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
-    ///
-    /// // GET /shoes?size=42&utm_source=mail  ->  No-Vary-Search: params=("utm_source" "utm_medium")
-    /// let policy = Policy::builder().http(HttpPolicy::default().no_vary_search(true)).build()?;
-    /// let guard = StampedeGuard::in_memory().with_policy(policy);
-    /// # let _ = guard;
-    /// # Ok(()) }
-    /// ```
-    no_vary_search(used: bool => no_vary_search);
 
     /// Whether `Cache-Status` contains the key (RFC 9211, 2.7), to find out why two requests do not share a
     /// response. It contains the URI and the additions of the policy's [`key`](Self::key). Defaults to no.
@@ -372,45 +340,6 @@ impl HttpPolicy {
         self
     }
 
-    /// The response headers that contain tags, for origins that are not axum handlers: `Cache-Tag`, `Surrogate-Key`, `xkey` or others. Each
-    /// member of such a field is a [tag](crate::http::CacheTags) of the response; members are separated by commas or spaces. Clients do not
-    /// see these fields, unless [`pass_tag_headers`](Self::pass_tag_headers) is set. Defaults to none.
-    ///
-    /// **The origin chooses the names**: it can have its own responses invalidated more often, and nothing else.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use http::HeaderName;
-    /// use stampede_guard::{Policy, StampedeGuard, http::HttpPolicy};
-    ///
-    /// // 200 OK
-    /// // Cache-Tag: article-7, author-3
-    /// let http = HttpPolicy::default().tag_headers([HeaderName::from_static("cache-tag")]);
-    /// let guard = StampedeGuard::in_memory().with_policy(Policy::builder().http(http).build()?);
-    /// guard.invalidate_tag("article-7").await?;
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn tag_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.change_tag_headers(|headers| headers.names = names.into_iter().collect());
-        self
-    }
-
-    /// Whether clients see the headers of [`tag_headers`](Self::tag_headers), as another cache between the guard and its clients may need.
-    /// Defaults to no.
-    #[must_use]
-    pub fn pass_tag_headers(mut self, passes: bool) -> Self {
-        self.change_tag_headers(|headers| headers.passes = passes);
-        self
-    }
-
-    fn change_tag_headers(&mut self, change: impl FnOnce(&mut TagHeaders)) {
-        change(Arc::make_mut(self.tag_headers.get_or_insert_default()));
-        self.tag_headers.take_if(|headers| **headers == TagHeaders::default());
-    }
-
     /// Adds a request header that marks a response as one user's to those of
     /// [`credential_headers`](Self::credential_headers), for example a header that a proxy adds.
     #[must_use]
@@ -550,14 +479,6 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 /// The highest limit for the content of a QUERY, which each such request holds in memory.
 const MOST_QUERY_CONTENT: usize = 16 * 1024 * 1024;
-
-/// The response headers that contain tags.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct TagHeaders {
-    pub(crate) names: Vec<HeaderName>,
-    /// Whether clients see them.
-    pub(crate) passes: bool,
-}
 
 /// The part of a policy that decides which responses are shared, and for how long.
 #[derive(Clone, Debug)]
