@@ -38,7 +38,7 @@ enum Noted {
 pub(crate) struct SearchRules(OnceLock<Cache<Key, Noted, UnitWeighter, Hashed>>);
 
 impl SearchRules {
-    /// How many paths there are at the most: some 8 MB.
+    /// How many paths there are at the most: some 8 MB by their fields, and several times that if these name hundreds of parameters.
     const MOST: usize = 4_096;
 
     #[inline]

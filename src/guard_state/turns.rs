@@ -20,7 +20,6 @@
 //!    a load that comes meanwhile starts another request. After a grant, requests are started for the loads that still wait.
 //! 2. A load that all its callers have left gets no permit.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::fmt;
@@ -236,21 +235,13 @@ pub(crate) struct LoadQueue {
     seen: Mutex<Option<(LimitState, u32)>>,
 }
 
-/// The age of a load, by which loads with equally many callers are ordered.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-enum Age {
-    /// Without callers: the oldest is next.
-    NoCallers(Reverse<u64>),
-    Callers(u64),
-}
-
 #[derive(Default)]
 struct QueueState {
     /// The waiting loads, numbered in the order in which they came.
     loads: BTreeMap<u64, WaitingLoad>,
-    /// The loads by their number of callers, then by age; the next load is last. The order is that of `ordered_at`: it still lists loads
+    /// The loads by their number of callers, then by their turn among equals; the next load is last. The order is that of `ordered_at`: it still lists loads
     /// that have left since, and lacks loads that came since.
-    order: Vec<(usize, Age, u64)>,
+    order: Vec<(usize, u64, u64)>,
     ordered_at: Option<Instant>,
     came: u64,
     granted: u64,
@@ -337,8 +328,9 @@ impl QueueState {
         for (number, load) in &self.loads {
             match (load.callers)() {
                 Some(0) => left.push(*number),
-                Some(callers) => self.order.push((callers, Age::Callers(*number), *number)),
-                None => self.order.push((0, Age::NoCallers(Reverse(*number)), *number)),
+                Some(callers) => self.order.push((callers, *number, *number)),
+                // No caller gives up on these loads, so the oldest is next.
+                None => self.order.push((0, u64::MAX - number, *number)),
             }
         }
         self.order.sort_unstable();

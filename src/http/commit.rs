@@ -464,7 +464,9 @@ impl ResponseCommit {
     /// Learns which queries a successful response answers, if it is stored. (Mutable as in [`has_room`](Self::has_room).)
     pub(crate) async fn learn_search(&mut self, head: &Parts, candidate: &StoreCandidate) {
         let Self { state, policy, load_request, .. } = self;
-        if policy.http.no_vary_search && head.status.is_success() && candidate.is_stored() {
+        // The rule of a path is that of its plain GETs: a client chooses the content of a QUERY, and the form of a target.
+        let is_plain = !load_request.resource.has_report();
+        if policy.http.no_vary_search && is_plain && head.status.is_success() && candidate.is_stored() {
             let life = candidate.life();
             Box::pin(learn(state, policy, &load_request.resource, &head.headers, life)).await;
         }

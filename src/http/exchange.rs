@@ -65,7 +65,8 @@ impl Exchange {
     /// Step 1. A hit from memory is answered at once, and clones neither the guard nor the inner service: threads that change one
     /// reference count wait for each other.
     ///
-    /// With `shadow`, the answer is the inner service's, and the guard runs beside it. `content` is the fingerprint of a QUERY's content; without it the request is not looked up as a QUERY.
+    /// With `shadow`, the answer is the inner service's, and the guard runs beside it. `content` is the fingerprint of a QUERY's content;
+    /// without it the request is not looked up as a QUERY.
     pub(super) fn begin(
         head: &mut RequestHead,
         has_body: bool,
@@ -104,10 +105,7 @@ impl Exchange {
             if *may_load && !demands.directives.only_if_cached {
                 // An audit can only compare a hit that is the whole stored response, not a part of it or a 304.
                 audits = !demands.conditional && !demands.ranged && policy.audit.is_due();
-                if !audits
-                    && let Some(response) = hit_at_once(&guard, key, demands, head)
-                    && search.is_answered_by(response.headers())
-                {
+                if !audits && let Some(response) = hit_at_once(&guard, key, demands, head, &search) {
                     return Self::Hit(response);
                 }
             }
@@ -119,6 +117,7 @@ impl Exchange {
         };
         match considered {
             Ok(ConsideredRequest { key, .. }) if guard.parts().0.is_bypassed() => {
+                search.restore(head);
                 Self::Forward(guard, Forward::SwitchedOff(key))
             }
             Ok(ConsideredRequest { key, .. }) if shadow => Self::Forward(guard, Forward::Shadow(key)),
@@ -179,7 +178,8 @@ fn consider_search(
     let considered = consider(head, has_body, &policy.http.requests, join);
     if follows_search
         && !state.is_bypassed()
-        && let Ok(ConsideredRequest { key, .. }) = &considered
+        && let Ok(ConsideredRequest { key, demands, .. }) = &considered
+        && !demands.other_form
     {
         let search = SearchState::follow(head, state, key);
         let considered = match search.is_rewritten() {
@@ -419,6 +419,12 @@ impl LookUp {
         lookup: Lookup<'_, StoredAnswer>,
     ) -> ClientAnswer {
         let Self { guard, key, demands, .. } = self;
+        if let Lookup::Hit { value: StoredAnswer::Response(replay), .. } = &lookup
+            && self.search.is_answered_by(replay.response.headers())
+        {
+            let answer = request.load(guard, key, *demands, lookup).await?;
+            return Ok(with_key(guard, key, answer));
+        }
         // A request that cannot be repeated must be sent with the right query at once.
         let Some(again) = request.copy() else {
             drop(lookup);
@@ -503,6 +509,7 @@ fn hit_at_once(
     key: &Key,
     demands: &RequestDemands,
     head: &RequestHead,
+    search: &SearchState,
 ) -> Option<Response<GuardedBody>> {
     let (state, policy) = guard.parts();
     if state.is_bypassed() {
@@ -511,6 +518,7 @@ fn hit_at_once(
     let (headers, http) = (head.headers(), &policy.http);
     let wants = ResponseReader { demands, headers, http, resource: Some(key), status: CacheStatus::hit };
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
+        StoredAnswer::Response(replay) if !search.is_answered_by(replay.response.headers()) => None,
         StoredAnswer::Response(replay) => {
             guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
             Some(with_key(guard, key, replay.respond(http, Outcome::LocalHit)))

@@ -260,8 +260,10 @@ impl ResponseCommit {
     /// Whether the stored response is served instead of this failure (RFC 5861, 4).
     fn stands_in(&self, failed: LoadFailure) -> bool {
         self.stored_variant().is_some_and(|stored| {
-            let (age, terms) = stored.meta.at(&stored.entry, self.state.store.now());
-            instead_of(failed, &self.load_request.demands, &terms, age, &self.policy.http)
+            let now = self.state.store.now();
+            let (age, terms) = stored.meta.at(&stored.entry, now);
+            stored.entry.times().stands_in(now)
+                && instead_of(failed, &self.load_request.demands, &terms, age, &self.policy.http)
         })
     }
 

@@ -59,8 +59,8 @@ impl RequestDemands {
 
 /// Whether a request may use the cache, by its head and the presence of a body; otherwise the rule that forbids it.
 ///
-/// The complete list of requests that bypass: methods other than GET and HEAD (for QUERY see `query_method.rs`); no `Host`, several, or one that is
-/// not a plain authority; a scheme other than `http` and `https`; a target without a path; a body, or a header that
+/// The complete list of requests that bypass: methods other than GET and HEAD (for QUERY see `query_method.rs`); no `Host`, several, or
+/// one that is not a plain authority; a scheme other than `http` and `https`; a target without a path; a body, or a header that
 /// announces one; `Upgrade` and `Expect`; a `Connection` that lists other headers; a `Range` in units other than
 /// bytes; preconditions other than `If-None-Match`, `If-Modified-Since` and `If-Range`; credentials, by the policy;
 /// headers that change the meaning of the request without being in the key; extensions that the policy lists;

@@ -49,7 +49,8 @@ pub(crate) enum CacheScope {
     Private,
 }
 
-/// Which requests a 429 concerns, beside the one that it answers: [`HttpPolicy::rate_limit_scope`](super::settings::HttpPolicy::rate_limit_scope).
+/// Which requests a 429 concerns, beside the one that it answers:
+/// [`HttpPolicy::rate_limit_scope`](super::settings::HttpPolicy::rate_limit_scope).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RateLimitScope {

@@ -305,7 +305,7 @@ setters! {
     retry_after(most: Duration => retry_after);
 
     /// Whose loads a 429 (too many requests) with `Retry-After` holds back, for as long as [`retry_after`](Self::retry_after) permits.
-    /// Defaults to [`Client`](RateLimitScope::Client): nobody else's. Around a client whose replicas share one account at an API, choose
+    /// Defaults to [`Client`](RateLimitScope::Client): those of no other. Around a client whose replicas share one account at an API, choose
     /// [`Resource`](RateLimitScope::Resource) or [`Authority`](RateLimitScope::Authority): one 429 then stops the whole fleet.
     ///
     /// Such a 429 is answered as a load that is held back: by a stale response, or a 503 with `Retry-After`. A 429 cannot be shared
@@ -516,7 +516,7 @@ impl Default for HttpPolicy {
             etag: false,
             // The guard then reads the content before the handler does, and clients of an origin may not expect stored responses.
             query_method: false,
-            // Longer than queries are, and short enough that a thousand requests at once take 64 MiB.
+            // Longer than queries are, and short enough that a thousand requests at once take 64 to 128 MiB.
             query_content_limit: 64 * 1024,
             vary_on: Vec::new(),
             // Enough for the languages times the encodings of a large site. A header with more values does not choose among

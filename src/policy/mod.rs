@@ -238,10 +238,10 @@ impl Policy {
     }
 
     /// The tag of the responses of this HTTP resource's path whose own rule makes other queries equivalent to theirs; `None` if the
-    /// policy follows no such rules, or the resource has no query.
+    /// policy follows no such rules.
     pub(crate) fn search_tag(&self, namespace: &str, key: &Key) -> Option<Key> {
         #[cfg(feature = "http")]
-        if self.http.no_vary_search && key.full().contains('?') {
+        if self.http.no_vary_search {
             return key.of_path(namespace);
         }
         let _ = (namespace, key);

@@ -214,10 +214,12 @@ impl<'a> Acquisition<'a> {
             outcome => return Err(self.ended_with(outcome)),
         };
         let checked = self.entry_read(within).unless_invalidated(entry, self.servable).await;
-        if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)? {
+        if let Ok(entry) = checked.map_err(AcquireOutcome::StoreDown)?
+            && !entry.is_ended_early()
+        {
             return Err(self.ended_with(FlightOutcome::Value(entry)));
         }
-        // The value was invalidated. It is not stored, so a second request for it is useless: contend without naming a holder.
+        // The value was invalidated, or one of its tags was expired. It is not stored, so a second request for it is useless: contend without naming a holder.
         self.behind = None;
         Ok(())
     }

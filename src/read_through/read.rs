@@ -374,6 +374,10 @@ impl<'a, 't> EntryRead<'a, 't> {
                 None => return Ok(Err(entry.encode(key))),
             }
         }
+        if entry.tag_expired_at != NEVER {
+            // The expiry came before this read, whatever the clock of the process that noted its time said.
+            entry.tag_expired_at = entry.tag_expired_at.min(state.store.now());
+        }
         Ok(Ok(entry))
     }
 }

@@ -101,8 +101,8 @@ pub(crate) struct Entry {
     pub(crate) stored_at: u64,
     /// Until when, and how, the value may be served.
     pub(crate) expiry: Expiry,
-    /// When the freshness of a value with one of its tags was last ended ([`TagState`](crate::store::protocol::TagState)), as of the read of this entry; [`NEVER`] if that was
-    /// before its load. It is not stored with the entry: see [`times`](Self::times).
+    /// When one of its tags was last expired since its load ([`TagState`](crate::store::protocol::TagState)), as of the read of this entry,
+    /// else [`NEVER`]. It is not stored with the entry: see [`times`](Self::times).
     pub(crate) tag_expired_at: u64,
     /// The loader sends or compares this to learn whether the value has changed at the origin; empty for a value without a validator.
     pub(crate) validator: Box<[u8]>,
@@ -506,9 +506,13 @@ impl Expiry {
     /// The times of the same value if its freshness ended at `at` already: its stale windows begin then, and are as long as before.
     fn ended_at(self, at: u64) -> Self {
         let earlier = self.fresh_until.saturating_sub(at.max(1));
+        if earlier == 0 {
+            return self;
+        }
         let [fresh_until, stale_until, error_until] =
             [self.fresh_until, self.stale_until, self.error_until].map(|until| until.saturating_sub(earlier));
-        Self { fresh_until, stale_until, error_until, ..self }
+        // A back-off from before `at` holds back no load.
+        Self { fresh_until, stale_until, error_until, retry_at: 0, ..self }
     }
 
     /// The times of the same value, loaded at `now`, if it is not stored: only its waiters receive it, and its freshness ends now.

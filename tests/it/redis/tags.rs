@@ -92,6 +92,23 @@ async fn an_expired_tag_makes_values_stale_in_each_process_and_leaves_nothing_be
     assert_eq!(server.keys_without_ttl(), Vec::<String>::new());
 }
 
+/// The time of an expiry is noted by the clock of the process that makes it, which may be ahead of the reader's.
+#[tokio::test]
+async fn an_expiry_from_the_future_ends_the_freshness_all_the_same() {
+    let server = RedisServer::start();
+    let policy =
+        patient(Duration::from_secs(60)).tags(["catalog"]).stale_while_revalidate(Duration::from_secs(60));
+    let node = local(&server, policy.build().expect("valid")).await;
+    assert_eq!(answer(&node, "k", 1).await, 1);
+    let (id, now) = ("sg1:t:{default:catalog}", server.run::<Vec<u64>>(&["TIME"])[0]);
+    let number: String = server.run(&["GET", id]);
+    server.run::<()>(&["SET", id, &format!("{number}:1:{}", (now + 20) * 1_000), "KEEPTTL"]);
+    assert_eq!(node.remaining_freshness("k").await.expect("answered"), Some(Duration::ZERO));
+    assert_eq!(answer(&node, "k", 2).await, 1, "stale");
+    settled(&[node.clone()]).await;
+    assert_eq!(answer(&node, "k", 3).await, 2);
+}
+
 /// An expiry needs memory, and an invalidation does not.
 #[tokio::test]
 async fn an_expiry_without_memory_invalidates() {

@@ -101,3 +101,27 @@ fn no_lifetime_overflows() {
     assert_eq!((times.fresh_until, keep), (u64::MAX, FOR_EVER * 2));
     assert_eq!(times.load_ms, u32::MAX);
 }
+
+#[test]
+fn an_early_end_moves_the_windows_and_ends_a_back_off() {
+    let lifetimes = Lifetimes {
+        fresh_for: SECOND * 10,
+        stale_while_revalidate: SECOND * 2,
+        stale_if_error: SECOND * 5,
+        keep_for: Duration::ZERO,
+    };
+    let (times, _) = lifetimes.from(1_000, SECOND);
+    let ended = times.ended_at(4_000);
+    let serves = [3_999, 4_000, 5_999, 6_000, 8_999, 9_000].map(|now| ended.serves(now));
+    use Freshness::{Expired, Fresh, Stale, StaleIfError};
+    assert_eq!(serves, [Fresh, Stale, Stale, StaleIfError, StaleIfError, Expired]);
+    // After the end of freshness it changes nothing, and twice it is as once.
+    assert_eq!(times.ended_at(11_000), times);
+    assert_eq!(ended.ended_at(4_000), ended);
+    // An early refresh has failed before the end.
+    let rested = times.rested(Unstored::SaysNothing, 3_000, SECOND * 60);
+    assert_eq!(rested.ended_at(4_000).serves(4_000), Stale);
+    // Milliseconds before the value was stored, and at the beginning of the clock.
+    assert_eq!(times.ended_at(500).serves(1_000), Stale);
+    assert_eq!(times.ended_at(0).serves(2_001), StaleIfError);
+}
