@@ -178,8 +178,7 @@ fn consider_search(
     let considered = consider(head, has_body, &policy.http.requests, join);
     if follows_search
         && !state.is_bypassed()
-        && let Ok(ConsideredRequest { key, demands, .. }) = &considered
-        && !demands.other_form
+        && let Ok(ConsideredRequest { key, .. }) = &considered
     {
         let search = SearchState::follow(head, state, key);
         let considered = match search.is_rewritten() {

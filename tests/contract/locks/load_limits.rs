@@ -113,7 +113,8 @@ async fn the_limit_follows_the_throughput_of_loads(world: &World) {
     for _ in 0..7 {
         limits.push(loads.end_window(failed).await.limit);
     }
-    assert!(limits[..4].is_sorted_by(|before, after| before > after), "{limits:?}");
+    // On a slow machine it was low already.
+    assert!(limits.is_sorted_by(|before, after| before > after || (*before, *after) == (2, 2)), "{limits:?}");
     assert_eq!(limits[5..], [2, 2]);
     // When the limit becomes lower, no permit is taken away, but fewer loads begin.
     let state = loads.loads[0].state().await.expect("there");
