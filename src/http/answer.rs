@@ -308,7 +308,7 @@ impl ResponseReader<'_> {
             // `open` decides whether the response may answer this request.
             Reuse::Fresh | Reuse::NotForThis => Freshness::Fresh,
             Reuse::Stale => Freshness::BackingOff,
-            Reuse::StaleWhileRevalidate => match entry.times().serves(now) {
+            Reuse::StaleWhileRevalidate => match entry.serves(now) {
                 Freshness::BackingOff => Freshness::BackingOff,
                 Freshness::Fresh | Freshness::Stale => Freshness::Stale,
                 // The entry's own stale windows have ended earlier: `expire` has marked it stale.
@@ -321,7 +321,7 @@ impl ResponseReader<'_> {
                 Freshness::Fresh
             }
             Reuse::Revalidate
-                if entry.times().serves(now) == Freshness::BackingOff
+                if entry.serves(now) == Freshness::BackingOff
                     && instead_of(LoadFailure::Disconnected, self.demands, &terms, age, self.http) =>
             {
                 Freshness::BackingOff

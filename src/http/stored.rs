@@ -476,6 +476,7 @@ impl ResponseMeta {
     /// The response's age at `now` (`current_age` of RFC 9111, 4.2.3), and its terms with the lifetime of its entry, which is
     /// shorter if it was jittered or ended early.
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, ReuseTerms) {
+        let now = entry.judged_at(now);
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
         let entry_lifetime = Duration::from_millis(entry.times().fresh_until.saturating_sub(entry.stored_at));
         // An entry that `expire` has marked is stale from now on, but its stale windows begin where they would have begun without the mark.

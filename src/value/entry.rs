@@ -133,7 +133,13 @@ pub(crate) enum Unreadable {
 
 impl Entry {
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
-        now < self.times().fresh_until
+        self.judged_at(now) < self.times().fresh_until
+    }
+
+    /// The moment for which a caller that came at `now` judges the entry: not before the expiry of its tags that its read has seen.
+    #[inline]
+    pub(crate) fn judged_at(&self, now: u64) -> u64 {
+        if self.tag_expired_at == NEVER { now } else { now.max(self.tag_expired_at) }
     }
 
     /// Until when, and how, the value may be served, considering that its tags may have been expired since its load.
@@ -153,7 +159,7 @@ impl Entry {
     /// How the entry may be served at `now`; a marker never may.
     pub(crate) fn serves(&self, now: u64) -> Freshness {
         match self.kind {
-            EntryKind::Value => self.times().serves(now),
+            EntryKind::Value => self.times().serves(self.judged_at(now)),
             EntryKind::Marker => Freshness::Expired,
         }
     }
