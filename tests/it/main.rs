@@ -72,6 +72,8 @@ mod runtimes;
 #[cfg(feature = "redis")]
 mod scripts;
 mod shared_errors;
+#[cfg(all(feature = "redis", feature = "axum"))]
+mod shop;
 #[cfg(feature = "testing")]
 mod shutdown;
 #[cfg(feature = "testing")]

@@ -127,6 +127,8 @@ fn built(name: &str) -> PathBuf {
     if cfg!(all(feature = "tls", feature = "axum", feature = "metrics")) {
         // As `make test` builds everything: with the features of other packages' dependencies, nothing is compiled a second time.
         cargo.args(["--workspace", "--all-features"]);
+    } else if cfg!(feature = "axum") {
+        cargo.args(["--features", "axum"]);
     }
     let status = cargo.current_dir(root()).status().expect("running cargo");
     assert!(status.success(), "building the example {name}: {status}");
