@@ -120,6 +120,9 @@ impl SideLease {
         let Some(lease) = lease.take().await else { return false };
         let now = state.store.now();
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
+        if journal_entry.is_some() && late.is_empty() {
+            policy.counters.added_no_tags();
+        }
         let is_current = late.is_empty() || {
             let ids = state.late_ids(&policy, journal_entry, late, lifetimes).await;
             ids.ok().flatten().map(|ids| tagged.extend(ids)).is_some()

@@ -292,8 +292,8 @@ pub(crate) struct PolicyCounters {
     published: AtomicBool,
     /// Whether a load has added tags to its value.
     tags: AtomicBool,
-    /// How many loads have entered the journal of tags before one has added any.
-    entered: AtomicU8,
+    /// How many loads have entered the journal of tags and ended without adding any, before one has added some.
+    untagged: AtomicU8,
 }
 
 impl PolicyCounters {
@@ -302,16 +302,17 @@ impl PolicyCounters {
     }
 
     /// Whether a load that begins now enters the journal of tags, in case it adds tags to its value. The first loads do, and all loads once
-    /// one has added tags: a fleet without such tags does not pay for them.
+    /// one has added tags: a fleet without such tags does not pay for them. The first are those that begin before 16 have ended, because a
+    /// new process begins many loads at once.
     pub(crate) fn expects_tags(&self) -> bool {
         const FIRST_LOADS: u8 = 16;
-        self.tags.load(Ordering::Relaxed)
-            || self
-                .entered
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |entered| {
-                    (entered < FIRST_LOADS).then_some(entered + 1)
-                })
-                .is_ok()
+        self.tags.load(Ordering::Relaxed) || self.untagged.load(Ordering::Relaxed) < FIRST_LOADS
+    }
+
+    /// Called when a load that has entered the journal of tags has ended without adding any.
+    pub(crate) fn added_no_tags(&self) {
+        let one_more = |ended: u8| ended.checked_add(1);
+        let _ = self.untagged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
     }
 
     /// Called when a load has added tags to its value.

@@ -111,6 +111,10 @@ impl FlightTask {
         let is_known = start.tags.is_ok();
         let mut tags = start.tags.unwrap_or_default();
         let (mut is_outdated, mut ticket) = (false, None);
+        let has_own = matches!(&result, LoadResult::Value { tags, .. } if !tags.is_empty());
+        if start.journal_entry.is_some() && !has_own {
+            self.policy.counters.added_no_tags();
+        }
         if let LoadResult::Value { tags: late, lifetimes, .. } = &mut result {
             let mut late = std::mem::take(late);
             late.retain(|late| tags.iter().all(|tagged| tagged.tag.name() != late.name()));

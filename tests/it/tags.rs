@@ -197,6 +197,24 @@ async fn a_tag_that_a_loader_adds_at_its_end_is_as_safe_as_an_early_one() {
     }
 }
 
+/// A new process begins many loads at once. Regression: beyond the first sixteen, their values were not stored.
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_first_loads_is_stored_with_the_tags_that_they_add() {
+    let guards = replicas(Policy::builder());
+    let loads = (0..100_u32).map(|key| {
+        let load = move |mut cx: LoadContext<u32>| async move {
+            sleep(Duration::from_millis(5)).await;
+            cx.tag([("user", key)]).await.map_err(|error| error.to_string())?;
+            Ok::<_, String>(key)
+        };
+        guards[0].load(key).get(load)
+    });
+    assert!(join_all(loads).await.into_iter().all(|loaded| loaded.is_ok()));
+    for key in 0..100_u32 {
+        assert_eq!(guards[1].get::<u32>(key).await.expect("answered"), Some(key));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_inserted_value_has_its_own_tags_and_its_policys() {
     for tag in ["catalog", "sale"] {

@@ -258,6 +258,6 @@ async fn a_hit_reads_the_tag_of_its_path_in_the_same_command() {
         }
         costs.push([load.total, hit.total, invalidation.total]);
     }
-    // The first sixteen loads of a process enter the journal of tags, in case their responses get some: one command of these loads.
+    // Until sixteen have ended, the loads of a process enter the journal of tags, in case their responses get some: one command of these loads.
     assert_eq!(costs, [[4, 1, 2], [6, 1, 3]], "load, hit, invalidation; without and with path_tags");
 }
