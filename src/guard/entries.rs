@@ -105,7 +105,7 @@ impl StampedeGuard {
     pub async fn remaining_freshness(&self, key: impl Into<CacheKey>) -> Result<Option<Duration>, Error> {
         let entry = self.entry(&self.key(key)?).await?;
         let now = self.state.store.now();
-        Ok(entry.map(|entry| Duration::from_millis(entry.times().fresh_until.saturating_sub(now))))
+        Ok(entry.map(|entry| Duration::from_millis(entry.fresh_until().saturating_sub(now))))
     }
 
     async fn entry(&self, key: &Key) -> Result<Option<Entry>, Error> {

@@ -312,7 +312,7 @@ impl Times {
         let now = now.max(entry.stored_at);
         Self {
             age: Duration::from_millis(now.saturating_sub(entry.stored_at)),
-            fresh_for: Duration::from_millis(entry.times().fresh_until.saturating_sub(now)),
+            fresh_for: Duration::from_millis(entry.fresh_until().saturating_sub(now)),
         }
     }
 

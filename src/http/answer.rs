@@ -253,7 +253,7 @@ impl EntryReader for ResponseReader<'_> {
             if shared.is_none() || meta.variant.is_some() || !self.is_plain() {
                 return self.open_meta(meta, *at, entry, now);
             }
-            let left = entry.times().fresh_until.checked_sub(now).filter(|left| *left > 0);
+            let left = entry.fresh_until().checked_sub(now).filter(|left| *left > 0);
             let age = meta.at(entry, now.max(entry.stored_at)).0.as_secs();
             let moment = ReplayMoment { age, ttl: left.map(|left| left / 1000) };
             let decode = |payload: &Bytes| {
@@ -372,7 +372,7 @@ impl ResponseReader<'_> {
         // A waiter took its `now` before the entry was stored; the age must not be negative for it.
         let now = now.max(entry.stored_at);
         let (age, _) = meta.at(entry, now);
-        let fresh_until = entry.times().fresh_until;
+        let fresh_until = entry.fresh_until();
         // An entry that was never fresh was made for the waiters of its load, so it is not reported to them as stale.
         let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
         let status = if fresh_until <= now && was_fresh {
@@ -553,7 +553,7 @@ impl CacheStatus {
 
     /// The status of a stale response that is served from the store at `now`.
     pub(crate) fn stale(entry: &Entry, now: u64) -> Self {
-        let fresh_until = entry.times().fresh_until.max(entry.stored_at);
+        let fresh_until = entry.fresh_until().max(entry.stored_at);
         Self::Stale { beyond: now.saturating_sub(fresh_until) / 1000 }
     }
 

@@ -91,9 +91,13 @@ impl Exchange {
     ) -> Self {
         let (state, policy) = guard.parts();
         let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
-        let (mut considered, search) = match content {
-            None => consider_search(head, has_body, &guard, follows_search),
-            Some(_) => (consider_query(head, &policy.http.requests, join), SearchState::AsSent),
+        let mut considered = match content {
+            None => consider(head, has_body, &policy.http.requests, join),
+            Some(_) => consider_query(head, &policy.http.requests, join),
+        };
+        let search = match follows_search {
+            true => follow_search(head, has_body, &guard, &mut considered),
+            false => SearchState::AsSent,
         };
         let mut audits = false;
         if let Ok(ConsideredRequest { key, may_load, demands }) = &mut considered {
@@ -164,30 +168,25 @@ impl Exchange {
     }
 }
 
-/// Whether the request may use the cache, and its key. With `follows_search` it gets the canonical query of its path's rule first, if the
-/// process knows one.
-#[inline]
-fn consider_search(
+/// Gives a request the canonical query of its path's rule, if the process knows one. `considered` is then of the request with that query.
+#[inline(never)] // Not for hits of policies without such rules.
+fn follow_search(
     head: &mut RequestHead,
     has_body: bool,
     guard: &StampedeGuard,
-    follows_search: bool,
-) -> (Result<ConsideredRequest<Key>, Rule>, SearchState) {
+    considered: &mut Result<ConsideredRequest<Key>, Rule>,
+) -> SearchState {
     let (state, policy) = guard.parts();
-    let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
-    let considered = consider(head, has_body, &policy.http.requests, join);
-    if follows_search
-        && !state.is_bypassed()
-        && let Ok(ConsideredRequest { key, .. }) = &considered
-    {
-        let search = SearchState::follow(head, state, key);
-        let considered = match search.is_rewritten() {
-            true => consider(head, has_body, &policy.http.requests, join),
-            false => considered,
-        };
-        return (considered, search);
+    let Ok(ConsideredRequest { key, .. }) = &*considered else { return SearchState::AsSent };
+    if state.is_bypassed() {
+        return SearchState::AsSent;
     }
-    (considered, SearchState::AsSent)
+    let search = SearchState::follow(head, state, key);
+    if search.is_rewritten() {
+        let join = |head: &str, parts: &[&str]| Key::from_texts(&state.namespace, head, parts);
+        *considered = consider(head, has_body, &policy.http.requests, join);
+    }
+    search
 }
 
 /// A future and its `poll` function. Because this crate names the function, it is compiled once, here; an `await` in the generic caller
@@ -362,11 +361,12 @@ impl LookUp {
                     self.search.restore(&mut request.head);
                     request.pass(guard, Some(CacheStatus::bypass("nested"))).await
                 }
-                Unanswered::OtherSearch(other) => return self.begin_as_sent(request, other).await,
+                Unanswered::OtherSearch(other) => return Box::pin(self.begin_as_sent(request, other)).await,
+                // Boxed, so that the future of a load has no room for what few policies have.
                 Unanswered::Get(lookup) => match &self.search {
                     SearchState::AsSent => request.load(guard, key, *demands, lookup).await,
-                    SearchState::Unknown => return self.load_by_rule(request, lookup).await,
-                    SearchState::Rewritten(_) => return self.load_canonical(request, lookup).await,
+                    SearchState::Unknown => return Box::pin(self.load_by_rule(request, lookup)).await,
+                    SearchState::Rewritten(_) => return Box::pin(self.load_canonical(request, lookup)).await,
                 },
                 Unanswered::Head => request.head(guard, key, *demands).await,
             };

@@ -58,6 +58,7 @@ impl SearchState {
     }
 
     /// Whether a response with these fields answers the request as it was sent.
+    #[inline]
     pub(super) fn is_answered_by(&self, response: &HeaderMap) -> bool {
         match self {
             Self::AsSent | Self::Unknown => true,

@@ -478,7 +478,7 @@ impl ResponseMeta {
     pub(crate) fn at(&self, entry: &Entry, now: u64) -> (Duration, ReuseTerms) {
         let now = entry.judged_at(now);
         let age = self.age.saturating_add(Duration::from_millis(now.saturating_sub(entry.stored_at)));
-        let entry_lifetime = Duration::from_millis(entry.times().fresh_until.saturating_sub(entry.stored_at));
+        let entry_lifetime = Duration::from_millis(entry.fresh_until().saturating_sub(entry.stored_at));
         // An entry that `expire` has marked is stale from now on, but its stale windows begin where they would have begun without the mark.
         let entry_lifetime =
             if entry.expiry.is_expired() { age } else { self.age.saturating_add(entry_lifetime) };

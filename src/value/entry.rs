@@ -133,7 +133,13 @@ pub(crate) enum Unreadable {
 
 impl Entry {
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
-        self.judged_at(now) < self.times().fresh_until
+        self.judged_at(now) < self.fresh_until()
+    }
+
+    /// Until when the value is served without restriction, as [`times`](Self::times) says.
+    #[inline]
+    pub(crate) fn fresh_until(&self) -> u64 {
+        if self.tag_expired_at == NEVER { self.expiry.fresh_until } else { self.times().fresh_until }
     }
 
     /// The moment for which a caller that came at `now` judges the entry: not before the expiry of its tags that its read has seen.
@@ -159,6 +165,7 @@ impl Entry {
     /// How the entry may be served at `now`; a marker never may.
     pub(crate) fn serves(&self, now: u64) -> Freshness {
         match self.kind {
+            EntryKind::Value if self.tag_expired_at == NEVER => self.expiry.serves(now),
             EntryKind::Value => self.times().serves(self.judged_at(now)),
             EntryKind::Marker => Freshness::Expired,
         }
