@@ -105,7 +105,7 @@ async fn an_expiry_from_the_future_ends_the_freshness_all_the_same() {
     server.run::<()>(&["SET", id, &format!("{number}:1:{}", (now + 20) * 1_000), "KEEPTTL"]);
     assert_eq!(node.remaining_freshness("k").await.expect("answered"), Some(Duration::ZERO));
     assert_eq!(answer(&node, "k", 2).await, 1, "stale");
-    settled(&[node.clone()]).await;
+    settled(std::slice::from_ref(&node)).await;
     assert_eq!(answer(&node, "k", 3).await, 2);
 }
 
