@@ -20,7 +20,7 @@ use crate::policy::Policy;
 use crate::read_through::look_up::{peek, peek_many, read_entry};
 use crate::store::Insert;
 use crate::sync::lock;
-use crate::value::entry::{self, Entry, EntryKind, NEVER, Packed, TagList};
+use crate::value::entry::{self, Entry, Packed, TagList};
 
 impl StampedeGuard {
     /// Returns the stored value of `key`; never loads. `None` if there is no value, if it may not be served, or if it is
@@ -203,21 +203,8 @@ impl StampedeGuard {
             lifetimes.fresh_for = policy.negative_for();
         }
         let (times, keep) = policy.jittered(lifetimes).from(now, Duration::ZERO);
-        let (kind, validator) = (EntryKind::Value, Box::default());
         let packed = Packed::of(&payload, policy.compress_from);
-        let (expiry, tag_expired_at) = (times, NEVER);
-        let entry = Entry {
-            kind,
-            encoding,
-            stored_at: now,
-            expiry,
-            tag_expired_at,
-            validator,
-            tags,
-            payload,
-            packed,
-        };
-        let entry = entry.encode(key);
+        let entry = Entry::value(encoding, (payload, packed), (now, times), tags).encode(key);
         let length = entry.len();
         let over = || Some(state.store.longest_entry()).filter(|most| length > *most);
         let over_limit = |most| too_long(length, "the server's `proto-max-bulk-len`", most);

@@ -1,5 +1,5 @@
 //! After a 503 with `Retry-After` no process of the fleet loads that resource before that time: [`held_back`] and [`hold_back`]. Around a
-//! client whose replicas share an account, a 429 does the same, for the resource or for its authority.
+//! client, if its replicas share an account, a 429 does the same, for the resource or for its authority.
 //!
 //! Only the time is stored, under a key of the resource, and not the response. The loader asks for it instead of the inner service, so
 //! everything that follows is as after a 503 of the inner service: stale responses stand in, and waiters share the failure.

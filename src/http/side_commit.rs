@@ -20,7 +20,7 @@ use crate::read_through::lease::{AcquireOutcome, AcquireRequest, contend};
 use crate::read_through::lease::{Lease, LeaseEvent};
 use crate::store::TokenCheck;
 use crate::value::StoredEntry;
-use crate::value::entry::{Encoding, Entry, EntryKind, Lifetimes, NEVER, Packed, TagId, TagList, Unstored};
+use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, TagId, TagList, Unstored};
 
 /// Whether a response may be stored under another key than that of its flight.
 #[derive(Default)]
@@ -131,19 +131,7 @@ impl SideLease {
             lease.hand_over(0).await;
             return false;
         }
-        let (kind, validator, tags) = (EntryKind::Value, Box::default(), TagList::new(&tagged));
-        let (expiry, tag_expired_at) = (times, NEVER);
-        let entry = Entry {
-            kind,
-            encoding,
-            stored_at: now,
-            expiry,
-            tag_expired_at,
-            validator,
-            tags,
-            payload,
-            packed,
-        };
+        let entry = Entry::value(encoding, (payload, packed), (now, times), TagList::new(&tagged));
         let prolong = async {
             // If this fails, a tag's id ends before the entry does, and the entry is a miss from then on.
             if let Some(life) = policy.longer_tag_life(lifetimes) {

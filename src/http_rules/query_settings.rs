@@ -107,9 +107,9 @@ impl HttpPolicy {
     /// copy is loaded as it was sent; it can copy a request of axum, with the feature `axum`.
     ///
     /// An invalidation of one URI, by its key, its path or an unsafe method, also invalidates each response of that path that states a
-    /// rule: they have the tag of the path, as all responses have with [`path_tags`](Self::path_tags). A hit on one reads one key more, in the same
-    /// command. A miss of a request with a query reads one key more if this process knows no rule of the path. Guards that share a store
-    /// should agree about this setting: an invalidation does not find responses that a guard without it has stored.
+    /// rule: they have the tag of the path, as all responses have with [`path_tags`](Self::path_tags). A hit on one reads one key more,
+    /// in the same command. A miss of a request with a query reads one key more if this process knows no rule of the path. Guards that
+    /// share a store should agree about this setting: an invalidation does not find responses that a guard without it has stored.
     ///
     /// # Examples
     ///

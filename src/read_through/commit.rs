@@ -316,18 +316,8 @@ impl FlightTask {
                 let (times, keep) = self.policy.jittered(lifetimes).from(now, took);
                 let tags = TagList::new(tagged);
                 let value = |payload, packed| {
-                    let (kind, validator, tags) = (EntryKind::Value, validator[..].into(), tags.clone());
-                    Entry {
-                        kind,
-                        encoding,
-                        stored_at: now,
-                        expiry: times,
-                        tag_expired_at: NEVER,
-                        validator,
-                        tags,
-                        payload,
-                        packed,
-                    }
+                    let value = Entry::value(encoding, (payload, packed), (now, times), tags.clone());
+                    Entry { validator: validator[..].into(), ..value }
                 };
                 let elsewhere = status_only
                     .map(|status_only| FlightOutcome::Value(value(status_only, Packed::default())));

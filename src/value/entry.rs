@@ -132,6 +132,17 @@ pub(crate) enum Unreadable {
 }
 
 impl Entry {
+    /// A value without a validator that is stored at `stored_at`. None of its tags was expired since its load.
+    pub(crate) fn value(
+        encoding: Encoding,
+        (payload, packed): (Bytes, Packed),
+        (stored_at, expiry): (u64, Expiry),
+        tags: TagList,
+    ) -> Self {
+        let (kind, tag_expired_at, validator) = (EntryKind::Value, NEVER, Box::default());
+        Self { kind, encoding, stored_at, expiry, tag_expired_at, validator, tags, payload, packed }
+    }
+
     pub(crate) fn is_fresh(&self, now: u64) -> bool {
         self.judged_at(now) < self.fresh_until()
     }
@@ -165,7 +176,6 @@ impl Entry {
     /// How the entry may be served at `now`; a marker never may.
     pub(crate) fn serves(&self, now: u64) -> Freshness {
         match self.kind {
-            EntryKind::Value if self.tag_expired_at == NEVER => self.expiry.serves(now),
             EntryKind::Value => self.times().serves(self.judged_at(now)),
             EntryKind::Marker => Freshness::Expired,
         }

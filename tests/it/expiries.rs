@@ -5,10 +5,11 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use stampede_guard::{LoadContext, MemoryStore, Policy, PolicyBuilder, StampedeGuard};
+use stampede_guard::{LoadContext, Policy, PolicyBuilder, StampedeGuard};
 use tokio::time::{Instant, advance, sleep};
 
 use crate::support::gate::{Counter, Gate};
+use crate::tags::{get, load, replicas};
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -22,20 +23,6 @@ fn secs(secs: u64) -> Duration {
 fn pages() -> PolicyBuilder {
     let policy = Policy::builder().fresh_for(secs(100)).ttl_jitter(0.0).tags(["pages"]);
     policy.stale_while_revalidate(secs(20))
-}
-
-fn replicas(policy: PolicyBuilder) -> Vec<StampedeGuard> {
-    let (store, policy) = (MemoryStore::new(), policy.build().expect("valid"));
-    let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
-    (0..4).map(|_| guard()).collect()
-}
-
-async fn load(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
-    guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await.expect("loaded")
-}
-
-async fn get(guard: &StampedeGuard, key: &str) -> Option<u32> {
-    guard.get(key).await.expect("answered")
 }
 
 /// Waits until all loads have ended.

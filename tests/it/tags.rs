@@ -14,17 +14,17 @@ fn tagged() -> PolicyBuilder {
     Policy::builder().tags(["catalog", "prices"])
 }
 
-fn replicas(policy: PolicyBuilder) -> Vec<StampedeGuard> {
+pub(crate) fn replicas(policy: PolicyBuilder) -> Vec<StampedeGuard> {
     let (store, policy) = (MemoryStore::new(), policy.build().expect("valid"));
     let guard = || StampedeGuard::builder(store.clone()).policy(policy.clone()).build().expect("valid");
     (0..4).map(|_| guard()).collect()
 }
 
-async fn load(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
+pub(crate) async fn load(guard: &StampedeGuard, key: &str, value: u32) -> u32 {
     guard.get_or_load(key, move || async move { Ok::<_, String>(value) }).await.expect("loaded")
 }
 
-async fn get(guard: &StampedeGuard, key: &str) -> Option<u32> {
+pub(crate) async fn get(guard: &StampedeGuard, key: &str) -> Option<u32> {
     guard.get(key).await.expect("answered")
 }
 

@@ -216,7 +216,7 @@ async fn a_path_that_changes_its_rule_has_none_for_a_minute_and_then_the_new_one
     }
 }
 
-/// A failure says nothing about the rule, and is shared by all who wait for it.
+/// A failure says nothing about the rule, and is shared by all that wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_failure_is_one_load_for_all_equivalent_queries() {
     let inner = fickle(|n, _| if n == 1 { (200, RULE) } else { (503, "") });
