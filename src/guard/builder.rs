@@ -22,6 +22,9 @@ const LONGEST_TERM: Duration = Duration::from_secs(60);
 /// The least `local_capacity` under a policy with copies: a smaller one hardly has room for one copy.
 const LEAST_CAPACITY: u64 = 64 * 1024;
 
+/// The bound of `scrape_interval`: for this long a graph would show nothing after each deployment.
+const LONGEST_SCRAPE_INTERVAL: Duration = Duration::from_secs(3600);
+
 /// The most connections for commands: a server has one thread for all.
 const MOST_CONNECTIONS: usize = 64;
 
@@ -40,6 +43,7 @@ pub struct StampedeGuardBuilder {
     local_capacity: u64,
     local_term: Duration,
     connections: usize,
+    scrape_interval: Duration,
     spans: Spans,
     bypass: Arc<AtomicBool>,
 }
@@ -141,6 +145,15 @@ setters! { StampedeGuardBuilder:
     /// first guard or `Locks` of a [`Backend`] decides for all that share its connections. The gauge `stampede_guard_open_connections`
     /// shows how many are open.
     connections(connections: usize => connections);
+
+    /// Publishes the counters of a policy only from its first use on, for a recorder that is scraped in this interval, at most one hour.
+    /// Defaults to zero: all counters exist from the start, also those of policies that this process never uses.
+    ///
+    /// A rate is computed from two scrapes, so a counter that appears with its first count would hide that count. The counters of a policy
+    /// therefore appear as zeros when it is first used, and stay at zero for this interval; then all that was counted meanwhile is
+    /// published. So nothing is lost, but a graph shows the first counts of each policy, and of each outcome of a route, one interval
+    /// late. [`StampedeGuard::stats`] is never late. Counters of the guard, gauges and histograms are not withheld.
+    scrape_interval(interval: Duration => scrape_interval);
 }
 
 impl StampedeGuardBuilder {
@@ -155,6 +168,7 @@ impl StampedeGuardBuilder {
             local_capacity: DEFAULT_CAPACITY,
             local_term: DEFAULT_TERM,
             connections: 1,
+            scrape_interval: Duration::ZERO,
             spans: Spans::default(),
             bypass: Arc::default(),
         }
@@ -167,7 +181,8 @@ impl StampedeGuardBuilder {
         let connections = self.connections;
         let store = backend.node(ConnectionSettings { command_timeout: policy.command_timeout, connections });
         let (namespace, local) = (escape_namespace(&namespace).into(), (local_capacity, local_term));
-        let state = GuardState::new(store, namespace, max_flights, retained, local, spans, self.bypass);
+        let observation = (spans, self.scrape_interval);
+        let state = GuardState::new(store, namespace, max_flights, retained, local, observation, self.bypass);
         StampedeGuard::from_parts(Arc::new(state), policy)
     }
 
@@ -185,8 +200,8 @@ impl StampedeGuardBuilder {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no retained invalidations at all, `connections` or
-    /// a `local_term` out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
+    /// [`ErrorKind::InvalidPolicy`] for an empty or overlong namespace, no flights or no retained invalidations at all, `connections`,
+    /// a `scrape_interval` or a `local_term` out of its range, or a `local_capacity` without room for a copy where the policy has a `local_for`.
     pub fn build(self) -> Result<StampedeGuard, Error> {
         match self.refusal() {
             Some(text) => Err(Error::new(ErrorKind::InvalidPolicy, text)),
@@ -209,6 +224,12 @@ impl StampedeGuardBuilder {
         let connections = self.connections;
         if !(1..=MOST_CONNECTIONS).contains(&connections) {
             return Some(format!("connections is {connections}: choose from 1 to {MOST_CONNECTIONS}"));
+        }
+        if self.scrape_interval > LONGEST_SCRAPE_INTERVAL {
+            let interval = self.scrape_interval;
+            return Some(format!(
+                "scrape_interval is {interval:?}: choose at most {LONGEST_SCRAPE_INTERVAL:?}"
+            ));
         }
         if !(SHORTEST_TERM..=LONGEST_TERM).contains(&term) {
             return Some(format!(

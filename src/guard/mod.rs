@@ -260,7 +260,7 @@ impl StampedeGuard {
         self.state.background.empty(end).await;
         let (still_held, doubtful) = (self.state.leases.count(), self.state.possible_leases.count());
         self.state.store.close();
-        self.state.publish();
+        self.state.publish_last();
         self.state.retained.log_unsent();
         Shutdown {
             finished,

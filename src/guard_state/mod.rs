@@ -172,10 +172,10 @@ impl GuardState {
         max_flights: usize,
         most_retained: usize,
         (local_capacity, local_term): (u64, Duration),
-        spans: Spans,
+        (spans, scrape_interval): (Spans, Duration),
         bypassed: Arc<AtomicBool>,
     ) -> Self {
-        let counters = Arc::<Counters>::default();
+        let counters = Arc::new(Counters { scrape_interval, ..Counters::default() });
         Self {
             local: LocalTier::new(
                 &namespace,
@@ -273,7 +273,13 @@ impl GuardState {
     /// Publishes the increments since the last time, and the present gauges.
     pub(crate) fn publish(&self) {
         #[cfg(feature = "metrics")]
-        self.publish_now();
+        self.publish_now(self.counters.scrape_interval);
+    }
+
+    /// Publishes for the last time: no count is withheld any more.
+    pub(crate) fn publish_last(&self) {
+        #[cfg(feature = "metrics")]
+        self.publish_now(Duration::ZERO);
     }
 
     /// Prepares the counters, limits and local tier for a policy that is used from now on.
@@ -436,7 +442,7 @@ impl Drop for GuardState {
             self.retained.log_unsent();
         }
         self.store.close();
-        self.publish();
+        self.publish_last();
     }
 }
 

@@ -9,12 +9,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use metrics::{IntoF64, Key, KeyName, Label, Level, Metadata, Recorder, SharedString, Unit, with_recorder};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::GuardState;
 use crate::health::{Breaker, LinkState};
 use crate::metrics::{Kind, METRICS};
-use crate::observe::{Outcome, PolicyCounters, Requests};
+use crate::observe::{Outcome, PolicyCounters, Publication, Requests};
 use crate::task::{OwnedTask, TaskOwner, TaskRef};
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -30,36 +30,40 @@ impl GuardState {
         }
     }
 
-    pub(super) fn publish_now(&self) {
+    /// Publishes now. The counts of new series are withheld for `withhold`.
+    pub(super) fn publish_now(&self, withhold: Duration) {
         with_recorder(|recorder| {
             // Without a recorder the increments would be lost.
             if is_installed(recorder, &self.namespace) {
-                self.publish_to(recorder);
+                self.publish_to(recorder, withhold);
             }
         });
     }
 
-    fn publish_to(&self, recorder: &dyn Recorder) {
-        let is_first = !self.counters.is_registered.swap(true, Ordering::Relaxed);
-        if is_first {
+    fn publish_to(&self, recorder: &dyn Recorder, withhold: Duration) {
+        if !self.counters.is_described.swap(true, Ordering::Relaxed) {
             describe(recorder);
         }
+        let now = Instant::now();
+        let at_once = Publication { now, withhold: Duration::ZERO, all: true };
         for (metric, label, counter) in self.counters.guard.all() {
-            increment(recorder, metric, label.map(label_of), counter.unpublished(), is_first);
+            increment(recorder, metric, label.map(label_of), counter.increment(at_once));
         }
+        let has_interval = !self.counters.scrape_interval.is_zero();
         for policy in self.counters.policies() {
-            publish_policy(recorder, &policy);
+            let all = !has_interval || policy.is_used();
+            publish_policy(recorder, &policy, Publication { now, withhold, all });
         }
-        self.publish_gauges(recorder);
+        self.publish_gauges(recorder, at_once);
     }
 
-    fn publish_gauges(&self, recorder: &dyn Recorder) {
+    fn publish_gauges(&self, recorder: &dyn Recorder, at_once: Publication) {
         let health = self.store.health();
         let namespace = || Label::new("namespace", self.namespace.to_string());
-        let opened = self.counters.outages.unpublished_of(health.outages);
-        increment(recorder, "stampede_guard_breaker_opened_total", [namespace()], opened, true);
-        let failed = self.counters.credential_failures.unpublished_of(health.credential_failures);
-        increment(recorder, "stampede_guard_credential_failures_total", [namespace()], failed, true);
+        let opened = self.counters.outages.increment_of(health.outages, at_once);
+        increment(recorder, "stampede_guard_breaker_opened_total", [namespace()], opened);
+        let failed = self.counters.credential_failures.increment_of(health.credential_failures, at_once);
+        increment(recorder, "stampede_guard_credential_failures_total", [namespace()], failed);
         let set = |name, labels: &[(&'static str, &str)], value: f64| {
             let labels = labels.iter().map(|&(name, value)| Label::new(name, value.to_owned()));
             let key = Key::from_parts(name, labels.chain([namespace()]).collect::<Vec<_>>());
@@ -111,63 +115,55 @@ impl GuardState {
     }
 }
 
-fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters) {
+fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters, publication: Publication) {
     let name = || Label::new("policy", SharedString::from_shared(Arc::clone(&policy.name)));
-    let is_first = policy.is_first_published();
     for (metric, label, counter) in policy.counts.all() {
         let labels = [name()].into_iter().chain(label.map(label_of));
-        increment(recorder, metric, labels, counter.unpublished(), is_first);
+        increment(recorder, metric, labels, counter.increment(publication));
     }
-    let mut saved = 0;
-    // The outcomes of requests without a route exist from the start, those of a route from its first request on.
-    saved += publish_requests(recorder, &name(), None, policy.requests(), is_first);
+    let saved = policy.loads_saved.increment_of(policy.count_loads_saved(), publication);
+    increment(recorder, "stampede_guard_loads_saved_total", [name()], saved);
+    publish_requests(recorder, &name(), SharedString::const_str(""), policy.requests(), publication);
+    // An outcome of a route exists only once it has occurred: there are many.
+    let occurred = Publication { all: false, ..publication };
     policy.routes.each(|route, requests| {
-        saved += publish_requests(recorder, &name(), Some(route), requests, false);
+        let route = SharedString::from_shared(Arc::clone(route));
+        publish_requests(recorder, &name(), route, requests, occurred);
     });
-    increment(recorder, "stampede_guard_loads_saved_total", [name()], saved, is_first);
 }
 
-/// Publishes the requests since the last time. Returns how many of them received a stored value or the value of another caller's load.
 fn publish_requests(
     recorder: &dyn Recorder,
     policy: &Label,
-    route: Option<&Arc<str>>,
+    route: SharedString,
     requests: &Requests,
-    is_first: bool,
-) -> u64 {
-    let mut saved = 0;
-    let route =
-        route.map_or(SharedString::const_str(""), |route| SharedString::from_shared(Arc::clone(route)));
-    for (outcome, count) in requests.unpublished() {
+    publication: Publication,
+) {
+    for (outcome, count) in requests.increments(publication) {
         // A hit is labelled with its tier; the label is empty for all other outcomes.
         let tier = match outcome {
             Outcome::LocalHit => "local",
             Outcome::Hit => "store",
             _ => "",
         };
-        if matches!(outcome, Outcome::LocalHit | Outcome::Hit | Outcome::Stale | Outcome::Coalesced) {
-            saved += count;
-        }
         let labels = [("tier", tier), ("outcome", outcome.as_str())].map(label_of);
         let labels = [policy.clone(), Label::new("route", route.clone())].into_iter().chain(labels);
-        increment(recorder, "stampede_guard_requests_total", labels, count, is_first);
+        increment(recorder, "stampede_guard_requests_total", labels, count);
     }
-    saved
 }
 
 fn label_of((name, value): (&'static str, &'static str)) -> Label {
     Label::from_static_parts(name, value)
 }
 
-/// Publishes an increment. An increment of zero is published only if the counter has to `exist`.
+/// Publishes an increment, if there is one. An increment of zero registers the counter.
 fn increment(
     recorder: &dyn Recorder,
     metric: &'static str,
     labels: impl IntoIterator<Item = Label>,
-    count: u64,
-    exist: bool,
+    count: Option<u64>,
 ) {
-    if count > 0 || exist {
+    if let Some(count) = count {
         let key = Key::from_parts(metric, labels.into_iter().collect::<Vec<_>>());
         recorder.register_counter(&key, &METADATA).increment(count);
     }
@@ -216,6 +212,6 @@ async fn publish_task(task: TaskRef<GuardState>) {
     loop {
         sleep(PERIOD).await;
         let Some(state) = task.owner() else { return };
-        state.publish_now();
+        state.publish();
     }
 }

@@ -12,8 +12,10 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::sync::{lock, read, write};
 use crate::task::OwnedTask;
@@ -204,6 +206,8 @@ impl Stats {
 pub(crate) struct Counter {
     count: AtomicU64,
     published: AtomicU64,
+    /// When its series was registered, at zero.
+    registered: OnceLock<Instant>,
 }
 
 impl Counter {
@@ -215,16 +219,37 @@ impl Counter {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// The part that was not published yet. It counts as published from now on.
-    pub(crate) fn unpublished(&self) -> u64 {
-        self.unpublished_of(self.get())
+    /// By how much the series of this counter is incremented now; `None` if there is nothing to publish.
+    pub(crate) fn increment(&self, publication: Publication) -> Option<u64> {
+        self.increment_of(self.get(), publication)
     }
 
-    /// Like [`unpublished`](Self::unpublished), of a count that is stored elsewhere. Two tasks that publish at once publish no part of the
+    /// Like [`increment`](Self::increment), of a count that is stored elsewhere. Two tasks that publish at once publish no part of the
     /// count twice.
-    pub(crate) fn unpublished_of(&self, count: u64) -> u64 {
-        count.saturating_sub(self.published.fetch_max(count, Ordering::Relaxed))
+    pub(crate) fn increment_of(&self, count: u64, publication: Publication) -> Option<u64> {
+        if count == 0 && !publication.all {
+            return None;
+        }
+        let mut is_new = false;
+        let registered = *self.registered.get_or_init(|| {
+            is_new = true;
+            publication.now
+        });
+        let is_withheld = publication.now.saturating_duration_since(registered) < publication.withhold;
+        let published = if is_withheld { count } else { self.published.fetch_max(count, Ordering::Relaxed) };
+        let increment = count.saturating_sub(published);
+        (is_new || increment > 0).then_some(increment)
     }
+}
+
+/// How counters are published at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Publication {
+    pub(crate) now: Instant,
+    /// How long a series stays at zero after it was registered, so that a scrape sees the zero and a rate includes the first count.
+    pub(crate) withhold: Duration,
+    /// Whether counters that have counted nothing are registered as well.
+    pub(crate) all: bool,
 }
 
 /// All counters of one guard.
@@ -238,8 +263,10 @@ pub(crate) struct Counters {
     pub(crate) credential_failures: Counter,
     /// The task that publishes these counters regularly.
     pub(crate) publishing: OwnedTask,
-    /// Whether the metrics were described to a recorder, and all counters of the guard registered with it.
-    pub(crate) is_registered: AtomicBool,
+    /// Whether the metrics were described to a recorder.
+    pub(crate) is_described: AtomicBool,
+    /// Set by [`StampedeGuardBuilder::scrape_interval`](crate::StampedeGuardBuilder::scrape_interval).
+    pub(crate) scrape_interval: Duration,
 }
 
 /// The most names of policies that a guard distinguishes.
@@ -288,8 +315,8 @@ pub(crate) struct PolicyCounters {
     /// Requests without a route.
     requests: Arc<Requests>,
     pub(crate) routes: Routes,
-    /// Whether these counters were published before.
-    published: AtomicBool,
+    /// How many of the requests that were answered without a load of their own were published.
+    pub(crate) loads_saved: Counter,
     /// Whether a load has added tags to its value.
     tags: AtomicBool,
     /// How many loads have entered the journal of tags and ended without adding any, before one has added some.
@@ -330,9 +357,20 @@ impl PolicyCounters {
         &self.requests
     }
 
-    /// Whether these counters were not published yet. They count as published from now on.
-    pub(crate) fn is_first_published(&self) -> bool {
-        !self.published.swap(true, Ordering::Relaxed)
+    /// Whether anything was counted.
+    pub(crate) fn is_used(&self) -> bool {
+        let mut is_used = self.counts.all().any(|(.., counter)| counter.get() > 0);
+        self.each_requests(|requests| {
+            is_used |= Outcome::ALL.into_iter().any(|outcome| requests.count(outcome) > 0);
+        });
+        is_used
+    }
+
+    /// Like [`Stats::loads_saved`], for this policy.
+    pub(crate) fn count_loads_saved(&self) -> u64 {
+        let mut stats = Stats::default();
+        self.each_requests(|requests| stats.add_requests(requests));
+        stats.loads_saved()
     }
 
     fn each_requests(&self, mut each: impl FnMut(&Requests)) {
@@ -395,10 +433,14 @@ impl Requests {
         }
     }
 
-    /// Like [`Counter::unpublished`], for each outcome.
-    pub(crate) fn unpublished(&self) -> impl Iterator<Item = (Outcome, u64)> {
+    /// Like [`Counter::increment`], for each outcome.
+    pub(crate) fn increments(
+        &self,
+        publication: Publication,
+    ) -> impl Iterator<Item = (Outcome, Option<u64>)> {
         let counters = Outcome::ALL.into_iter().zip(&self.by_outcome);
-        counters.map(|(outcome, counter)| (outcome, counter.unpublished_of(self.count(outcome))))
+        counters
+            .map(move |(outcome, counter)| (outcome, counter.increment_of(self.count(outcome), publication)))
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tracing::Span;
 use tracing::field::Empty;
 
-pub(crate) use self::counts::{Count, Counters, GuardCount, PolicyCounters, Requests};
+pub(crate) use self::counts::{Count, Counters, GuardCount, PolicyCounters, Publication, Requests};
 pub use self::counts::{Outcome, Stats};
 use crate::key::Key;
 use crate::sync::lock;

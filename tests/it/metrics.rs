@@ -4,6 +4,7 @@ mod recorder;
 #[cfg(feature = "axum")]
 mod routes;
 mod samples;
+mod scrapes;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
