@@ -16,6 +16,9 @@
 //! curl -X DELETE http://127.0.0.1:8080/report/7
 //! ```
 //!
+//! With `--features inspector` and an `INSPECTOR_TOKEN` of 16 characters, `/_cache` shows the fleet, by the `NAME` of each process, and may
+//! act.
+//!
 //! Watch the `Cache-Status` header and the server's output, which has a line per load. With `RUN_ONCE=1` the server sends
 //! itself a few requests and ends. Ctrl-C and SIGTERM end it as in a deployment: running requests are answered, and loads
 //! that take longer than `DEADLINE_MS` are handed to another replica. `LOAD_MS` is how long a report takes. Raise
@@ -56,6 +59,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // Outside the guard, because the handler calls the guard.
         .route("/report/{id}", routing::delete(forget))
         .with_state(guard.clone());
+    #[cfg(feature = "inspector")]
+    let app = match std::env::var("INSPECTOR_TOKEN") {
+        Ok(token) => {
+            let inspector = guard.inspector().token(token).name(std::env::var("NAME").unwrap_or_default());
+            app.nest_service("/_cache", inspector.allow_actions(true).into_service()?)
+        }
+        Err(_) => app,
+    };
 
     let port = match std::env::var("PORT") {
         Ok(port) => port.parse()?,

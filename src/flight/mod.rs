@@ -157,6 +157,32 @@ where
         }
     }
 
+    /// The age of the key's flight, if it has one that can be joined, and how many callers have joined it.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn progress_of(&self, key: &K) -> Option<(Duration, usize)> {
+        lock(self.shard(key)).get(key).map(|flight| (flight.age(), flight.joined()))
+    }
+
+    /// The keys of the `most` flights that began first, with their ages and with how many callers have joined each.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn oldest(&self, most: usize) -> Vec<(K, Duration, usize)> {
+        let mut oldest = Vec::new();
+        let sort = |all: &mut Vec<(K, Duration, usize)>| {
+            all.sort_by_key(|(_, age, _)| std::cmp::Reverse(*age));
+            all.truncate(most);
+        };
+        for shard in &*self.shards {
+            for (key, flight) in &*lock(shard) {
+                oldest.push((key.clone(), flight.age(), flight.joined()));
+                if oldest.len() >= 4 * most {
+                    sort(&mut oldest);
+                }
+            }
+        }
+        sort(&mut oldest);
+        oldest
+    }
+
     /// How many flights can be joined.
     pub(crate) fn len(&self) -> usize {
         self.joinable.load(Ordering::Relaxed)

@@ -96,6 +96,12 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
+    /// How many callers have a slot.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn joined(&self) -> usize {
+        self.waiters.load(Ordering::Relaxed)
+    }
+
     /// Whether no further caller may join: all `slots` slots are taken, and callers have to wait.
     pub(crate) fn is_full(&self, slots: usize) -> bool {
         self.waiters.load(Ordering::Relaxed) >= slots && !lock(&self.state).is_open_to_all

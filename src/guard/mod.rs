@@ -208,8 +208,7 @@ impl StampedeGuard {
 
     /// The counters of this guard and its clones since it was made.
     pub fn stats(&self) -> Stats {
-        let GuardState { flights, tasks, retained, counters, .. } = &***self.state;
-        counters.snapshot([flights.len(), tasks.count(), retained.count()])
+        self.state.stats()
     }
 
     /// Ends the guard. Later calls with a loader look nothing up in the store, take no lease, and share one load of their key in this

@@ -32,8 +32,8 @@ use crate::key::{FlightKey, Hashed, Key, KeyProbe, LoadMode, Prober};
 use crate::loader::{LoadPermitId, Loader};
 use crate::local::LocalTier;
 use crate::observe::{
-    Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, Spans, log,
-    warn_if,
+    Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, Spans, Stats,
+    log, warn_if,
 };
 use crate::policy::Policy;
 use crate::store::protocol::{Announced, ChangedName};
@@ -81,6 +81,12 @@ pub(crate) struct GuardState {
     pub(crate) waiters: StoppableWaiters,
     /// Releases of locks and permits that run in the background.
     pub(crate) background: Arc<Tracker>,
+    /// Answers questions about this process. It lives as long as the guard.
+    #[cfg(feature = "inspector")]
+    pub(crate) answerer: std::sync::OnceLock<Arc<dyn crate::store::channels::ChannelListener>>,
+    /// The hot keys, once an inspector asks for them.
+    #[cfg(feature = "inspector")]
+    pub(crate) hot_keys: std::sync::OnceLock<crate::observe::hot_keys::HotKeys>,
     /// Set by `shutdown`: from then on, calls send no look-up to the store and take no lease.
     closed: AtomicBool,
     /// Set by the operator (`set_bypass`): callers load for themselves.
@@ -175,7 +181,7 @@ impl GuardState {
         (spans, scrape_interval): (Spans, Duration),
         bypassed: Arc<AtomicBool>,
     ) -> Self {
-        let counters = Arc::new(Counters { scrape_interval, ..Counters::default() });
+        let counters = Arc::new(Counters::new(scrape_interval));
         Self {
             local: LocalTier::new(
                 &namespace,
@@ -206,6 +212,10 @@ impl GuardState {
             http: HttpState::default(),
             waiters: StoppableWaiters::default(),
             background: Arc::default(),
+            #[cfg(feature = "inspector")]
+            answerer: std::sync::OnceLock::new(),
+            #[cfg(feature = "inspector")]
+            hot_keys: std::sync::OnceLock::new(),
             closed: AtomicBool::new(false),
             bypassed,
             leaving: AtomicBool::new(false),
@@ -225,6 +235,10 @@ impl GuardState {
     /// processes would replace each other's entries for ever.
     pub(crate) fn longest_payload(&self) -> usize {
         self.longest_payload.load(Ordering::Relaxed).max(LONGEST_OF_OTHERS)
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.counters.snapshot([self.flights.len(), self.tasks.count(), self.retained.count()])
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -320,6 +334,7 @@ impl GuardState {
     pub(crate) fn answered(self: &Arc<Self>, requests: &Requests, key: &Key, outcome: Outcome) {
         requests.add(outcome);
         self.publish_regularly();
+        self.count_hot(|| key.clone());
         // The digest is computed only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, ?key, outcome = outcome.as_str(), "stampede_guard.answered");
     }
@@ -334,9 +349,23 @@ impl GuardState {
     #[inline]
     pub(crate) fn hit_at_once(&self, counters: &PolicyCounters, probe: KeyProbe<'_>) {
         counters.requests().local_hit();
+        self.count_hot(|| probe.key());
         let outcome = Outcome::LocalHit.as_str();
         // The key is made only if a subscriber enables this event.
         tracing::trace!(target: log::GUARD, key = ?probe.key(), outcome, "stampede_guard.answered");
+    }
+
+    /// Counts a request among those for hot keys, if an inspector wants to know and this one is in the sample.
+    #[inline]
+    fn count_hot(&self, key: impl FnOnce() -> Key) {
+        #[cfg(feature = "inspector")]
+        if let Some(hot_keys) = self.hot_keys.get()
+            && crate::observe::hot_keys::HotKeys::samples()
+        {
+            hot_keys.count(key().name_within(&self.namespace));
+        }
+        #[cfg(not(feature = "inspector"))]
+        let _ = key;
     }
 
     /// Reads the present ids of these tags; missing ids are created.

@@ -300,7 +300,7 @@ mod reqwest_body;
 mod search;
 mod service;
 mod side_commit;
-mod stored;
+pub(crate) mod stored;
 mod tags;
 mod tee;
 mod unsafe_methods;

@@ -76,6 +76,27 @@ impl CacheKey {
         Self { text }
     }
 
+    /// The key that an operator has typed: the text of a key as pages and logs show it, else parts that are separated by `:`. Also returns
+    /// which of the two it is.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn of_typed(text: &str) -> (Self, bool) {
+        let mut rest = text.bytes();
+        let is_escaped = loop {
+            match rest.next() {
+                None => break true,
+                // The crate's own keys have a `~` before their suffixes.
+                Some(b':' | b'~') => {}
+                Some(b'%')
+                    if [rest.next(), rest.next()]
+                        .iter()
+                        .all(|digit| digit.is_some_and(|digit| digit.is_ascii_hexdigit())) => {}
+                Some(byte) if PLAIN[usize::from(byte)] => {}
+                Some(_) => break false,
+            }
+        };
+        (if is_escaped { Self::of_text(text) } else { Self::from_parts(text.split(':')) }, is_escaped)
+    }
+
     /// The escaped text.
     pub(super) fn as_str(&self) -> &str {
         self.text.as_str()

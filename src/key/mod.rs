@@ -97,6 +97,12 @@ impl Key {
         self.full().get(namespace.len() + 1..).unwrap_or_default()
     }
 
+    /// As [`within`](Self::within), but bounded: of a long key its first bytes and its digest.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn name_within(&self, namespace: &str) -> &str {
+        self.name.get(namespace.len() + 1..).unwrap_or_default()
+    }
+
     /// The key as the caller names it.
     pub(crate) fn cache_key(&self, namespace: &str) -> CacheKey {
         CacheKey::of_text(self.within(namespace))
@@ -133,7 +139,8 @@ impl Key {
         Self::of_full(&format!("{}{suffix}", self.full()))
     }
 
-    fn of_full(full: &str) -> Self {
+    /// The key with this [`full`](Self::full) text.
+    pub(crate) fn of_full(full: &str) -> Self {
         if full.len() > LONGEST_NAME { Self::digested(full) } else { Self::of_name(full) }
     }
 

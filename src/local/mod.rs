@@ -160,6 +160,13 @@ impl LocalTier {
         is_served.then_some((copy, instant))
     }
 
+    /// Whether the copy of `key` may be served. Unlike [`copy`](Self::copy) this is no request, so it renews no lease.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn has_copy(&self, key: &Key) -> bool {
+        let is_current = self.clock.at(Instant::now()) < self.right.until();
+        is_current && self.copies.peek(key).is_some_and(|copy| !self.tickets.is_void(&copy.ticket))
+    }
+
     /// The copy of `key` while the store does not answer: until `while_down` after the last right ended, and until the copy is
     /// `local_for + while_down` old.
     pub(crate) fn copy_while_down(

@@ -68,6 +68,28 @@ macro_rules! counters {
                 $(self.$policy += counts.$policy.get();)*
             }
 
+            /// All counts, with the names of their fields.
+            #[cfg(feature = "inspector")]
+            pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
+                let requests = [
+                    ("hits", self.hits),
+                    ("local_hits", self.local_hits),
+                    ("stale", self.stale),
+                    ("led", self.led),
+                    ("coalesced", self.coalesced),
+                    ("bypassed", self.bypassed),
+                    ("failed", self.failed),
+                ];
+                let others = [
+                    $((stringify!($policy), self.$policy),)*
+                    $((stringify!($guard), self.$guard),)*
+                    ("flights", self.flights),
+                    ("tasks", self.tasks),
+                    ("kept_invalidations", self.kept_invalidations),
+                ];
+                requests.into_iter().chain(others).collect()
+            }
+
             fn add_guard(&mut self, counts: &$GuardCounts) {
                 $(self.$guard += counts.$guard.get();)*
             }
@@ -215,7 +237,7 @@ impl Counter {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
@@ -275,6 +297,10 @@ const MOST_POLICIES: usize = 100;
 const OTHER: &str = "other";
 
 impl Counters {
+    pub(crate) fn new(scrape_interval: Duration) -> Self {
+        Self { scrape_interval, ..Self::default() }
+    }
+
     /// The counters of the policies of this name, and whether they are new.
     pub(crate) fn of_policy(&self, name: &Arc<str>) -> (Arc<PolicyCounters>, bool) {
         let mut policies = lock(&self.policies);
@@ -424,6 +450,12 @@ impl Requests {
             Outcome::LocalHit => self.local_hit(),
             _ => self.by_outcome[outcome as usize].add(),
         }
+    }
+
+    /// How many requests had each outcome.
+    #[cfg(feature = "inspector")]
+    pub(crate) fn counts(&self) -> [(Outcome, u64); Outcome::ALL.len()] {
+        Outcome::ALL.map(|outcome| (outcome, self.count(outcome)))
     }
 
     fn count(&self, outcome: Outcome) -> u64 {

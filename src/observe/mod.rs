@@ -8,6 +8,8 @@
 //! processes.
 
 mod counts;
+#[cfg(feature = "inspector")]
+pub(crate) mod hot_keys;
 
 use std::any::Any;
 use std::fmt;

@@ -26,6 +26,8 @@
 //! 6. Everything expires by itself, except a mutex that was taken without a time to live.
 
 pub(crate) mod backend;
+#[cfg(feature = "inspector")]
+pub(crate) mod channels;
 #[cfg(feature = "testing")]
 pub(crate) mod command;
 #[cfg(test)]
@@ -502,6 +504,37 @@ impl Store {
     /// Sends this node's messages about its volume to `listener` from now on. A later listener is ignored.
     pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
         call!(self, store => store.listen(listener), line => Arc::clone(line).listen(listener));
+    }
+
+    /// Passes the messages of a channel on to `listener` from now on, until it is dropped. Waits until messages arrive, at most `within`; they
+    /// may arrive later, too.
+    #[cfg(feature = "inspector")]
+    pub(crate) async fn listen_to(
+        &self,
+        channel: Uuid,
+        listener: Weak<dyn channels::ChannelListener>,
+        within: Duration,
+    ) -> StoreResult<()> {
+        call!(
+            self,
+            store => Box::pin(store.listen_to(channel, listener, within)).await,
+            line => Box::pin(line.far().listen_to(channel, listener, within)).await,
+            node => {
+                node.listen_to(channel, listener);
+                Ok(())
+            }
+        )
+    }
+
+    /// Sends a message to the listeners of a channel. Answers how many connections, in a cluster of one node, receive it.
+    #[cfg(feature = "inspector")]
+    pub(crate) async fn send_to(&self, channel: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
+        call!(
+            self,
+            store => Box::pin(store.send_to(channel, message, within)).await,
+            line => Box::pin(line.far().send_to(channel, message, within)).await,
+            node => Ok(node.send_to(channel, message))
+        )
     }
 
     /// Whether commands about the key of this name fail at once at present, as far as is known without asking the server.

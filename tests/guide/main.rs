@@ -8,6 +8,7 @@ mod freshness;
 mod getting_started;
 mod guarantees;
 mod how_it_works;
+mod inspector;
 mod invalidation;
 mod keys;
 mod loaders;

@@ -35,6 +35,8 @@ mod fleet;
 mod harness;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "inspector")]
+mod inspector;
 mod invalidation;
 #[cfg(feature = "testing")]
 mod late_attempts;

@@ -63,6 +63,8 @@ struct MemoryShared {
     locks: Mutex<LockTable>,
     grants: Arc<LockWaiters>,
     volumes: Volumes,
+    #[cfg(feature = "inspector")]
+    channels: super::channels::MemoryChannels,
     #[cfg(feature = "testing")]
     faults: Faults,
 }
@@ -119,6 +121,8 @@ impl MemoryStore {
                 locks: Mutex::default(),
                 grants: Arc::default(),
                 volumes: Volumes::default(),
+                #[cfg(feature = "inspector")]
+                channels: super::channels::MemoryChannels::default(),
                 #[cfg(feature = "testing")]
                 faults: Faults::default(),
             }),
@@ -608,6 +612,16 @@ impl MemoryNode {
         let mut listeners = lock(&self.store.shared.volumes.listeners);
         listeners.retain(|_, listener| listener.strong_count() > 0);
         listeners.entry(self.node).or_insert(listener);
+    }
+
+    #[cfg(feature = "inspector")]
+    pub(super) fn listen_to(&self, channel: Uuid, listener: Weak<dyn super::channels::ChannelListener>) {
+        self.store.shared.channels.listen(channel, listener);
+    }
+
+    #[cfg(feature = "inspector")]
+    pub(super) fn send_to(&self, channel: Uuid, message: &[u8]) -> u64 {
+        self.store.shared.channels.send(channel, message)
     }
 
     fn listener(&self, node: Uuid) -> Option<Arc<dyn VolumeListener>> {

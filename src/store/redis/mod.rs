@@ -16,7 +16,10 @@
 //! | `sg1:a:{namespace:}` | the log of its announcements |
 //!
 //! The keys of locks are listed in [`contract`]. Messages go to `sg1:i:<node>`: [`inbox`].
+//! Channels with several listeners have names of the same form.
 
+#[cfg(feature = "inspector")]
+mod channels;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod commands;

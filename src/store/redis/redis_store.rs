@@ -134,6 +134,8 @@ pub(crate) struct Connections {
     pub(super) connector: Connector,
     commands: Commands,
     pub(super) subscriber: Arc<Subscriber>,
+    #[cfg(feature = "inspector")]
+    pub(super) channels: super::channels::Channels,
     /// How many nodes use the connections; the last node closes them.
     nodes: AtomicUsize,
 }
@@ -191,6 +193,8 @@ impl Connections {
             subscriber: Subscriber::new(connector.clone(), commands.clone()),
             connector,
             commands,
+            #[cfg(feature = "inspector")]
+            channels: super::channels::Channels::default(),
             nodes: AtomicUsize::new(1),
         }
     }

@@ -28,7 +28,7 @@ const LEASE: Duration = Duration::from_secs(60);
 /// and a connection, and slack for a busy machine.
 const FAILOVER: Duration = Duration::from_secs(20);
 
-pub(super) fn client(url: &str) -> ClusterClient {
+pub(crate) fn client(url: &str) -> ClusterClient {
     let ports = url.strip_prefix(SCHEME).expect("a URL").split(',');
     ClusterClient::new(ports.map(|port| format!("redis://spread:pw@127.0.0.1:{port}/"))).expect("nodes")
 }

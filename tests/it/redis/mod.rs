@@ -11,7 +11,7 @@ mod changes;
 mod chaos;
 pub(crate) mod clock;
 #[cfg(feature = "cluster")]
-mod cluster;
+pub(crate) mod cluster;
 mod connections;
 pub(crate) mod credentials;
 mod cuts;

@@ -422,6 +422,27 @@ impl RedisStore {
         });
     }
 
+    #[cfg(feature = "inspector")]
+    pub(crate) async fn listen_to(
+        &self,
+        channel: Uuid,
+        listener: Weak<dyn crate::store::channels::ChannelListener>,
+        within: Duration,
+    ) -> StoreResult<()> {
+        let (channels, subscriber) = (&self.connections.channels, &self.connections.subscriber);
+        channels.listen_to(channel, listener, subscriber, within).await
+    }
+
+    #[cfg(feature = "inspector")]
+    pub(crate) async fn send_to(&self, to: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
+        let channel = channel(to);
+        let mut cmd = Cmd::with_capacity(3, channel.len() + message.len() + 16);
+        cmd.arg("PUBLISH").arg(&channel).arg(message);
+        // In a cluster any node forwards the message, so the channel's slot may select the node.
+        let answer = self.commands.send(&channel, &cmd, within, SendMode::Once).await?;
+        int(answer).and_then(|count| count.try_into().ok()).ok_or_else(not_understood)
+    }
+
     pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
         self.inbox.listen(listener);
     }
