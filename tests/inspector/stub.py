@@ -55,6 +55,12 @@ class Fleet:
         self.may_act, self.steps, self.outcomes = False, 0, OUTCOMES
         self.ids = [hashlib.sha256(f"process {number}".encode()).hexdigest()[:32] for number in range(count)]
         self.started = dict.fromkeys(self.ids, -3_600)
+        self.shares = {process: 1 - number % 5 / 10 for number, process in enumerate(self.ids)}
+
+    def add(self, process, steps):
+        """A process that has counted for this many steps."""
+        self.ids.append(process)
+        self.started[process], self.shares[process] = self.steps - steps, 1
 
     def restart(self, process):
         """All counters of the process begin at zero."""
@@ -70,7 +76,8 @@ class Fleet:
         return {name: int(rate * seconds * share) for name, rate in zip(self.outcomes, rates)}
 
     def process(self, number):
-        process, share = self.ids[number], 1 - 0.1 * number % 0.5
+        process = self.ids[number]
+        share = self.shares[process]
         uptime = (self.steps - self.started[process]) * STEP_MS
         policies = []
         for name, routes in self.TRAFFIC.items():
