@@ -11,6 +11,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +41,10 @@ def policy_for(page):
     )
 
 
+def digest(key):
+    return f"#{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
 class Fleet:
     """Processes under a steady load. Each answer is `STEP_MS` later than the preceding one."""
 
@@ -49,7 +54,10 @@ class Fleet:
         "prices": {"/prices/{sku}": [95, 180, 0, 3, 5, 0, 0]},
         "sessions": {"/me": [12, 0, 0, 2, 0.5, 31, 0.2]},
     }
-    HOT = ["product:1001", "product:7", "price:SKU-2231", "GET https://shop.example/search?q=kettle", "product:88", "home:de", "home:en", "price:SKU-9"]
+    HOT = [
+        "product:1001", "product:7", "price:SKU-2231", "GET https://shop.example/search?q=kettle", "product:88", "home:de", "home:en",
+        "price:SKU-9",
+    ]
 
     def __init__(self, count=4):
         self.may_act, self.steps, self.outcomes = False, 0, OUTCOMES
@@ -72,7 +80,7 @@ class Fleet:
 
     def requests(self, process, rates, share):
         first, last = self.started[process], self.steps
-        seconds = STEP_MS / 1_000 * sum(self.surge(step) for step in range(max(first, 0), last)) + STEP_MS / 1_000 * max(0, -first)
+        seconds = STEP_MS / 1_000 * (sum(self.surge(step) for step in range(max(first, 0), last)) + max(0, -first))
         return {name: int(rate * seconds * share) for name, rate in zip(self.outcomes, rates)}
 
     def process(self, number):
@@ -87,7 +95,7 @@ class Fleet:
                 "name": name, "requests": sums, "loads": sums["led"] + sums["bypassed"], "load_failures": sums["failed"], "routes": entries,
             })
         loads = [
-            {"key": key, "digest": f"#{hashlib.sha256(key.encode()).hexdigest()[:16]}", "age_ms": 812.4 * (number + 1) + 97 * at, "waiters": 12 - 5 * at}
+            {"key": key, "digest": digest(key), "age_ms": 812.4 * (number + 1) + 97 * at, "waiters": 12 - 5 * at}
             for at, key in enumerate([self.HOT[number % 8], "report:2026-q3"][: number % 3])
         ]
         hot = [{"key": key, "count": int(uptime * (1_200 // (at + 1)) / 1_000), "error": 3 * at} for at, key in enumerate(self.HOT[: 8 - number % 3])]
@@ -120,20 +128,22 @@ class Fleet:
         if key == "nonsense:":
             return 400, {"error": "the last part of the key is empty: write `name:part`"}
         text = key or f"GET {url}"
-        lease = {"process": self.ids[-1], "remaining_ms": 900}
+        how = ["The parts of the key are joined by `:`.", "The namespace `shop` and the kind `e` stand before it in Redis."]
+        if url:
+            how += ["The default port is dropped from the host."]
+            how += [f"The header `{line}` selects the variant." for line in parameters.get("header", [])]
         return 200, {
-            "key": text, "digest": f"#{hashlib.sha256(text.encode()).hexdigest()[:16]}", "redis_key": f"sg1:e:{{shop:{text}}}",
-            "how": ["The parts of the key are joined by `:`.", "The namespace `shop` and the kind `e` stand before it in Redis."]
-            + (["The default port is dropped from the host."] + [f"The header `{line}` selects the variant." for line in parameters.get("header", [])] if url else []),
-            "state": "stale", "why": "A request gets the stale value at once, because its load has run for 0.8 s and the soft timeout is 0.5 s.",
+            "key": text, "digest": digest(text), "redis_key": f"sg1:e:{{shop:{text}}}",
+            "how": how, "state": "stale",
+            "why": "A request gets the stale value at once, because its load has run for 0.8 s and `soft_timeout` is 0.5 s.",
             "age_ms": 61_200, "fresh_for_ms": 0, "served_stale_for_ms": 238_800, "kept_for_ms": 538_800, "size": 18_432,
-            "tags": [{"name": "product:1001", "is_current": True}, {"name": "category:kitchen", "is_current": True}, {"name": "price-list", "is_current": False}],
-            "lease": lease,
+            "tags": [{"name": name, "is_current": name != "price-list"} for name in ["product:1001", "category:kitchen", "price-list"]],
+            "lease": {"process": self.ids[-1], "remaining_ms": 900},
             "processes": [
                 {"process": process, "has_copy": number < 2, "load": {"age_ms": 812.0, "waiters": 12} if number == len(self.ids) - 1 else None}
                 for number, process in enumerate(self.ids)
             ],
-            "variants": [{"fields": "accept-encoding: gzip", "digest": "#66a1"}, {"fields": "accept-encoding: (none)", "digest": "#f0c2"}] if url else None,
+            "variants": [{"fields": f"accept-encoding: {name}", "digest": digest(name)} for name in ["gzip", "(none)"]] if url else None,
             "value": None,
         }
 
@@ -141,12 +151,26 @@ class Fleet:
         return 200, {"text": f"final in {len(self.ids)} of {len(self.ids)} processes after 3 ms"}
 
     def doctor(self):
-        return 200, {"findings": [
-            {"severity": "ok", "check": "rights", "found": "the user may run all commands of the guard", "cost": "", "advice": ""},
-            {"severity": "note", "check": "persistence", "found": "appendonly is off", "cost": "After a restart of Redis all entries load again.", "advice": "Nothing, if the origin can bear that."},
-            {"severity": "problem", "check": "eviction", "found": "maxmemory-policy is noeviction", "cost": "When memory is full, no value is stored and each request loads.", "advice": "Set maxmemory-policy to allkeys-lru."},
-            {"severity": "warning", "check": "round trip", "found": "12 ms, and the coordination budget is 30 ms", "cost": "A caller that waited loads for itself.", "advice": "Raise coordination_budget to 50 ms."},
-        ]}
+        names = ["severity", "check", "found", "cost", "advice"]
+        findings = [
+            ["ok", "rights", "the user may run all commands of the guard", "", ""],
+            ["note", "persistence", "`appendonly` is off", "After a restart of Redis all entries load again.",
+             "Nothing, if the origin can bear that."],
+            ["problem", "eviction", "`maxmemory-policy` is `noeviction`", "When memory is full, no value is stored and each request loads.",
+             "Set `maxmemory-policy` to `allkeys-lru`."],
+            ["warning", "round trip", "12 ms, and the coordination budget is 30 ms", "A caller that waited loads for itself.",
+             "Raise `coordination_budget` to 50 ms."],
+        ]
+        return 200, {"findings": [dict(zip(names, finding)) for finding in findings]}
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        # A browser resets the connections of a page that it leaves.
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Stub:
@@ -170,8 +194,7 @@ class Stub:
             def do_POST(self):
                 stub.handle(self)
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.server.daemon_threads = True
+        self.server = Server(("127.0.0.1", port), Handler)
         self.origin = f"http://127.0.0.1:{self.server.server_port}"
         self.url = self.origin + MOUNT
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
