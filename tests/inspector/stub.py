@@ -111,7 +111,10 @@ class Fleet:
                 **{outcome: sum(policy["requests"][outcome] for policy in policies) for outcome in self.outcomes},
                 "loads": 9_000, "load_errors": 0, "load_timeouts": 0, "flights": len(loads), "tasks": len(loads), "kept_invalidations": 0,
             },
-            "local": {"copies": 4_200 - 300 * number, "bytes": 9_400_000 - 700_000 * number, "capacity": 67_108_864, "lease_remaining_ms": 1_500},
+            "local": {
+                "copies": 4_200 - 300 * (number % 9), "bytes": 9_400_000 - 700_000 * (number % 9), "capacity": 67_108_864,
+                "lease_remaining_ms": 1_500,
+            },
             "policies": policies, "loads": loads, "loads_left_out": 0, "hot": hot,
         }
 
