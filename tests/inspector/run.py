@@ -184,7 +184,7 @@ class Inspector:
         assert not wrong, f"the page displays {text[max(0, wrong.start() - 60) : wrong.end() + 20]!r}"
 
 
-# Checks of any server, whose fleet is healthy.
+# Checks of any server with a healthy fleet.
 
 
 def check_policy(inspector):
@@ -720,7 +720,7 @@ def check_restart(inspector, stub):
     inspector.answers(3)
     parts["sessions"] = True
     inspector.answers(3)
-    # A new id whose counters are large, an id that is away for a while, and one that ends.
+    # A new id with large counters, an id that is away for a while, and one that ends.
     stub.model.add("f" * 32, steps=1_000_000)
     inspector.answers(4)
     ended = stub.model.ids.pop(0)

@@ -236,4 +236,8 @@ class Browser:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.profile, ignore_errors=True)
+        # Chromium's other processes end after it, and write to the profile until then.
+        until = time.monotonic() + 10
+        while os.path.exists(self.profile) and time.monotonic() < until:
+            shutil.rmtree(self.profile, ignore_errors=True)
+            time.sleep(0.05)
