@@ -1,6 +1,7 @@
 """A headless Chromium, driven by the DevTools protocol over a websocket, with the standard library alone."""
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -99,7 +100,7 @@ class Browser:
              "--no-sandbox", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )
-        self.requests, self.faults, self.answers, self.number = [], [], {}, 0
+        self.requests, self.faults, self.answers, self.number, self.script = [], [], {}, 0, None
         port = self._port()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=30) as listed:
             page = next(target for target in json.load(listed) if target["type"] == "page")
@@ -156,6 +157,12 @@ class Browser:
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete'", 30, "the page is loaded")
 
+    def before_page(self, script):
+        """Runs a script in each page that is opened from now on, before those of the page. It replaces the preceding one."""
+        if self.script:
+            self.call("Page.removeScriptToEvaluateOnNewDocument", identifier=self.script)
+        self.script = self.call("Page.addScriptToEvaluateOnNewDocument", source=script)["identifier"]
+
     def run(self, script):
         """The value of an expression in the page."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
@@ -181,11 +188,31 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def press(self, key):
-        codes = {"Tab": 9, "Enter": 13, " ": 32}
+        codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
         text = {"Enter": "\r", " ": " "}.get(key)
         parts = {"key": key, "code": {" ": "Space"}.get(key, key), "windowsVirtualKeyCode": codes[key]}
         self.call("Input.dispatchKeyEvent", type="keyDown", **parts, **({"text": text} if text else {}))
         self.call("Input.dispatchKeyEvent", type="keyUp", **parts)
+
+    def type(self, selector, text):
+        """Replaces the text of a field, as typing does."""
+        self.run(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()")
+        if text:
+            self.call("Input.insertText", text=text)
+        else:
+            self.run("document.execCommand('delete')")
+
+    @contextlib.contextmanager
+    def hidden(self):
+        """Another tab in front of the page meanwhile."""
+        other = self.call("Target.createTarget", url="about:blank")["targetId"]
+        try:
+            self.wait("document.visibilityState === 'hidden'", 20, "the page is hidden")
+            yield
+        finally:
+            self.call("Target.closeTarget", targetId=other)
+            self.call("Page.bringToFront")
+        self.wait("document.visibilityState === 'visible'", 20, "the page is visible again")
 
     def resize(self, width, height):
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -209,4 +236,8 @@ class Browser:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        shutil.rmtree(self.profile, ignore_errors=True)
+        # Chromium's other processes end after it, and write to the profile until then.
+        until = time.monotonic() + 10
+        while os.path.exists(self.profile) and time.monotonic() < until:
+            shutil.rmtree(self.profile, ignore_errors=True)
+            time.sleep(0.05)
