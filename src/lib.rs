@@ -79,6 +79,7 @@
     not(all(
         feature = "cluster",
         feature = "http",
+        feature = "inspector",
         feature = "metrics",
         feature = "redis",
         feature = "testing"

@@ -158,13 +158,11 @@ where
     }
 
     /// The age of the key's flight, if it has one that can be joined, and how many callers have joined it.
-    #[cfg(feature = "inspector")]
     pub(crate) fn progress_of(&self, key: &K) -> Option<(Duration, usize)> {
         lock(self.shard(key)).get(key).map(|flight| (flight.age(), flight.joined()))
     }
 
     /// The keys of the `most` flights that began first, with their ages and with how many callers have joined each.
-    #[cfg(feature = "inspector")]
     pub(crate) fn oldest(&self, most: usize) -> Vec<(K, Duration, usize)> {
         let mut oldest = Vec::new();
         let sort = |all: &mut Vec<(K, Duration, usize)>| {

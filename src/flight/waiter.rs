@@ -97,7 +97,6 @@ impl<L, O: Clone> Flight<L, O> {
     }
 
     /// How many callers have a slot.
-    #[cfg(feature = "inspector")]
     pub(crate) fn joined(&self) -> usize {
         self.waiters.load(Ordering::Relaxed)
     }

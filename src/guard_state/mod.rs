@@ -14,7 +14,7 @@ pub(crate) mod turns;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -31,11 +31,13 @@ use crate::flight::{Flights, shared_read, waiter};
 use crate::key::{FlightKey, Hashed, Key, KeyProbe, LoadMode, Prober};
 use crate::loader::{LoadPermitId, Loader};
 use crate::local::LocalTier;
+use crate::observe::hot_keys::HotKeys;
 use crate::observe::{
     Count, Counters, GuardCount, LogEveryMinute, LogOnce, Outcome, PolicyCounters, Requests, Spans, Stats,
     log, warn_if,
 };
 use crate::policy::Policy;
+use crate::store::channels::ChannelListener;
 use crate::store::protocol::{Announced, ChangedName};
 use crate::store::{Store, StoreError, StoreResult};
 use crate::sync::{lock, until};
@@ -81,12 +83,10 @@ pub(crate) struct GuardState {
     pub(crate) waiters: StoppableWaiters,
     /// Releases of locks and permits that run in the background.
     pub(crate) background: Arc<Tracker>,
-    /// Answers questions about this process. It lives as long as the guard.
-    #[cfg(feature = "inspector")]
-    pub(crate) answerer: std::sync::OnceLock<Arc<dyn crate::store::channels::ChannelListener>>,
-    /// The hot keys, once an inspector asks for them.
-    #[cfg(feature = "inspector")]
-    pub(crate) hot_keys: std::sync::OnceLock<crate::observe::hot_keys::HotKeys>,
+    /// Answers questions about this process, once it has an inspector.
+    pub(crate) answerer: OnceLock<Arc<dyn ChannelListener>>,
+    /// The hot keys, once it has an inspector.
+    pub(crate) hot_keys: OnceLock<HotKeys>,
     /// Set by `shutdown`: from then on, calls send no look-up to the store and take no lease.
     closed: AtomicBool,
     /// Set by the operator (`set_bypass`): callers load for themselves.
@@ -212,10 +212,8 @@ impl GuardState {
             http: HttpState::default(),
             waiters: StoppableWaiters::default(),
             background: Arc::default(),
-            #[cfg(feature = "inspector")]
-            answerer: std::sync::OnceLock::new(),
-            #[cfg(feature = "inspector")]
-            hot_keys: std::sync::OnceLock::new(),
+            answerer: OnceLock::new(),
+            hot_keys: OnceLock::new(),
             closed: AtomicBool::new(false),
             bypassed,
             leaving: AtomicBool::new(false),
@@ -360,7 +358,7 @@ impl GuardState {
     fn count_hot(&self, key: impl FnOnce() -> Key) {
         #[cfg(feature = "inspector")]
         if let Some(hot_keys) = self.hot_keys.get()
-            && crate::observe::hot_keys::HotKeys::samples()
+            && HotKeys::samples()
         {
             hot_keys.count(key().name_within(&self.namespace));
         }

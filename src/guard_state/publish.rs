@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep};
 use super::GuardState;
 use crate::health::{Breaker, LinkState};
 use crate::metrics::{Kind, METRICS};
-use crate::observe::{Outcome, PolicyCounters, Publication, Requests};
+use crate::observe::counts::Publication;
+use crate::observe::{Outcome, PolicyCounters, Requests};
 use crate::task::{OwnedTask, TaskOwner, TaskRef};
 
 const PERIOD: Duration = Duration::from_secs(1);

@@ -78,7 +78,6 @@ impl CacheKey {
 
     /// The key that an operator has typed: the text of a key as pages and logs show it, else parts that are separated by `:`. Also returns
     /// which of the two it is.
-    #[cfg(feature = "inspector")]
     pub(crate) fn of_typed(text: &str) -> (Self, bool) {
         let mut rest = text.bytes();
         let is_escaped = loop {

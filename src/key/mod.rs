@@ -98,7 +98,6 @@ impl Key {
     }
 
     /// As [`within`](Self::within), but bounded: of a long key its first bytes and its digest.
-    #[cfg(feature = "inspector")]
     pub(crate) fn name_within(&self, namespace: &str) -> &str {
         self.name.get(namespace.len() + 1..).unwrap_or_default()
     }

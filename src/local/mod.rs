@@ -161,7 +161,6 @@ impl LocalTier {
     }
 
     /// Whether the copy of `key` may be served. Unlike [`copy`](Self::copy) this is no request, so it renews no lease.
-    #[cfg(feature = "inspector")]
     pub(crate) fn has_copy(&self, key: &Key) -> bool {
         let is_current = self.clock.at(Instant::now()) < self.right.until();
         is_current && self.copies.peek(key).is_some_and(|copy| !self.tickets.is_void(&copy.ticket))

@@ -69,7 +69,6 @@ macro_rules! counters {
             }
 
             /// All counts, with the names of their fields.
-            #[cfg(feature = "inspector")]
             pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
                 let requests = [
                     ("hits", self.hits),
@@ -453,7 +452,6 @@ impl Requests {
     }
 
     /// How many requests had each outcome.
-    #[cfg(feature = "inspector")]
     pub(crate) fn counts(&self) -> [(Outcome, u64); Outcome::ALL.len()] {
         Outcome::ALL.map(|outcome| (outcome, self.count(outcome)))
     }

@@ -7,8 +7,7 @@
 //! [`FlightId`] identifies a load in traces. [`SpanLinks`] is the hook that links a load's span with those of its waiters, across
 //! processes.
 
-mod counts;
-#[cfg(feature = "inspector")]
+pub(crate) mod counts;
 pub(crate) mod hot_keys;
 
 use std::any::Any;
@@ -23,7 +22,7 @@ use tokio::time::Instant;
 use tracing::Span;
 use tracing::field::Empty;
 
-pub(crate) use self::counts::{Count, Counters, GuardCount, PolicyCounters, Publication, Requests};
+pub(crate) use self::counts::{Count, Counters, GuardCount, PolicyCounters, Requests};
 pub use self::counts::{Outcome, Stats};
 use crate::key::Key;
 use crate::sync::lock;

@@ -26,7 +26,6 @@
 //! 6. Everything expires by itself, except a mutex that was taken without a time to live.
 
 pub(crate) mod backend;
-#[cfg(feature = "inspector")]
 pub(crate) mod channels;
 #[cfg(feature = "testing")]
 pub(crate) mod command;
@@ -50,6 +49,7 @@ use uuid::Uuid;
 
 #[cfg(feature = "redis")]
 use self::redis::Write;
+use channels::ChannelListener;
 #[cfg(feature = "testing")]
 use command::{Command, CommandAnswer, EntryCommand, LockCommand};
 use load_limit::{EndedLoad, LimitState};
@@ -508,11 +508,10 @@ impl Store {
 
     /// Passes the messages of a channel on to `listener` from now on, until it is dropped. Waits until messages arrive, at most `within`; they
     /// may arrive later, too.
-    #[cfg(feature = "inspector")]
     pub(crate) async fn listen_to(
         &self,
         channel: Uuid,
-        listener: Weak<dyn channels::ChannelListener>,
+        listener: Weak<dyn ChannelListener>,
         within: Duration,
     ) -> StoreResult<()> {
         call!(
@@ -527,7 +526,6 @@ impl Store {
     }
 
     /// Sends a message to the listeners of a channel. Answers how many connections, in a cluster of one node, receive it.
-    #[cfg(feature = "inspector")]
     pub(crate) async fn send_to(&self, channel: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
         call!(
             self,

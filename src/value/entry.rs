@@ -68,7 +68,6 @@ const VERSION: u8 = 2;
 const HEADER: usize = 68;
 const CRC_AT: usize = 4;
 const CHECKED_FROM: usize = 8;
-#[cfg(feature = "inspector")]
 const KEY_LENGTH_AT: usize = 12;
 const UNCOMPRESSED: u8 = 0;
 const LZ4: u8 = 1;
@@ -244,7 +243,6 @@ impl Entry {
     }
 
     /// The whole text of the key that stored bytes name; `None` if they are no entry.
-    #[cfg(feature = "inspector")]
     pub(crate) fn stored_key(raw: &[u8]) -> Option<&str> {
         let (header, rest) = raw.split_first_chunk::<HEADER>().filter(|(header, _)| header[..2] == MAGIC)?;
         let length = (&header[KEY_LENGTH_AT..]).try_get_u32_le().ok()? as usize;

@@ -25,6 +25,7 @@ use uuid::Uuid;
 use self::locks::{LockStep, LockTable};
 use self::records::{AROUND, KeyRecords, later};
 use self::records::{Volume, Volumes};
+use super::channels::{ChannelListener, MemoryChannels};
 use super::load_limit::{EndedLoad, LimitState};
 use super::protocol::*;
 use super::protocol::{Announced, Announcement, ChangedName, Member, Renewal, Renewed, VolumeListener};
@@ -63,8 +64,7 @@ struct MemoryShared {
     locks: Mutex<LockTable>,
     grants: Arc<LockWaiters>,
     volumes: Volumes,
-    #[cfg(feature = "inspector")]
-    channels: super::channels::MemoryChannels,
+    channels: MemoryChannels,
     #[cfg(feature = "testing")]
     faults: Faults,
 }
@@ -121,8 +121,7 @@ impl MemoryStore {
                 locks: Mutex::default(),
                 grants: Arc::default(),
                 volumes: Volumes::default(),
-                #[cfg(feature = "inspector")]
-                channels: super::channels::MemoryChannels::default(),
+                channels: MemoryChannels::default(),
                 #[cfg(feature = "testing")]
                 faults: Faults::default(),
             }),
@@ -614,12 +613,10 @@ impl MemoryNode {
         listeners.entry(self.node).or_insert(listener);
     }
 
-    #[cfg(feature = "inspector")]
-    pub(super) fn listen_to(&self, channel: Uuid, listener: Weak<dyn super::channels::ChannelListener>) {
+    pub(super) fn listen_to(&self, channel: Uuid, listener: Weak<dyn ChannelListener>) {
         self.store.shared.channels.listen(channel, listener);
     }
 
-    #[cfg(feature = "inspector")]
     pub(super) fn send_to(&self, channel: Uuid, message: &[u8]) -> u64 {
         self.store.shared.channels.send(channel, message)
     }

@@ -18,7 +18,6 @@
 //! The keys of locks are listed in [`contract`]. Messages go to `sg1:i:<node>`: [`inbox`].
 //! Channels with several listeners have names of the same form.
 
-#[cfg(feature = "inspector")]
 mod channels;
 #[cfg(feature = "cluster")]
 mod cluster;

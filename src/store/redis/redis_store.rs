@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::Client;
 use tokio::sync::Semaphore;
 
+use super::channels::Channels;
 use super::commands::Commands;
 use super::commands::lock_queue::LeaveBatches;
 use super::connection::Supervisor;
@@ -134,8 +135,7 @@ pub(crate) struct Connections {
     pub(super) connector: Connector,
     commands: Commands,
     pub(super) subscriber: Arc<Subscriber>,
-    #[cfg(feature = "inspector")]
-    pub(super) channels: super::channels::Channels,
+    pub(super) channels: Channels,
     /// How many nodes use the connections; the last node closes them.
     nodes: AtomicUsize,
 }
@@ -193,8 +193,7 @@ impl Connections {
             subscriber: Subscriber::new(connector.clone(), commands.clone()),
             connector,
             commands,
-            #[cfg(feature = "inspector")]
-            channels: super::channels::Channels::default(),
+            channels: Channels::default(),
             nodes: AtomicUsize::new(1),
         }
     }

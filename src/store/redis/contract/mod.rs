@@ -37,6 +37,7 @@ use uuid::Uuid;
 
 use crate::key::Key;
 use crate::store::StoreError;
+use crate::store::channels::ChannelListener;
 use crate::store::protocol::{
     Announced, Announcement, Audience, ChangedName, LogPosition, LogRecord, Mark, Member, RegistryState,
     Renewal, Renewed, VolumeListener,
@@ -422,18 +423,16 @@ impl RedisStore {
         });
     }
 
-    #[cfg(feature = "inspector")]
     pub(crate) async fn listen_to(
         &self,
         channel: Uuid,
-        listener: Weak<dyn crate::store::channels::ChannelListener>,
+        listener: Weak<dyn ChannelListener>,
         within: Duration,
     ) -> StoreResult<()> {
         let (channels, subscriber) = (&self.connections.channels, &self.connections.subscriber);
         channels.listen_to(channel, listener, subscriber, within).await
     }
 
-    #[cfg(feature = "inspector")]
     pub(crate) async fn send_to(&self, to: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
         let channel = channel(to);
         let mut cmd = Cmd::with_capacity(3, channel.len() + message.len() + 16);
