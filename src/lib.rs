@@ -77,11 +77,13 @@
 // when all features are on.
 #![cfg_attr(
     not(all(
+        feature = "axum",
         feature = "cluster",
         feature = "http",
         feature = "inspector",
         feature = "metrics",
         feature = "redis",
+        feature = "reqwest",
         feature = "testing"
     )),
     allow(dead_code)

@@ -49,11 +49,13 @@ fn main() {
     match &*row {
         "raw-get" => calls.raw_get(),
         "loader-redis" => calls.loader(&calls.on_redis()),
-        "loader-memory" => calls.local_loader(),
+        "loader-memory" => calls.local_loader(false),
+        "loader-memory-inspected" => calls.local_loader(true),
         "loader-miss" => calls.miss(&in_memory(lasting().build().expect("valid"))),
         "loader-miss-redis" => calls.miss(&calls.on_redis()),
         "layer-redis" => calls.layer(calls.on_redis(), true),
         "layer-memory" => calls.layer(in_memory(lasting().build().expect("valid")), true),
+        "layer-memory-inspected" => calls.layer(calls.inspected(), true),
         "layer-miss" => calls.layer(in_memory(lasting().build().expect("valid")), false),
         "router" => calls.requests(router(), true),
         "quick_cache" => calls.map::<Quick<User>>(),
@@ -123,8 +125,18 @@ impl Calls {
         });
     }
 
-    fn local_loader(&self) {
-        let (guard, texts) = (in_memory(lasting().build().expect("valid")), keys(KEYS));
+    /// A guard in memory with an inspector, which counts hot keys.
+    fn inspected(&self) -> StampedeGuard {
+        let guard = in_memory(lasting().build().expect("valid"));
+        let _runtime = self.runtime.enter();
+        let _service = guard.inspector().unprotected().into_service().expect("valid");
+        guard
+    }
+
+    fn local_loader(&self, is_inspected: bool) {
+        let guard =
+            if is_inspected { self.inspected() } else { in_memory(lasting().build().expect("valid")) };
+        let texts = keys(KEYS);
         self.runtime.block_on(until_copied(&guard, &texts));
         self.run(async {
             for call in 0..self.number {

@@ -334,7 +334,7 @@ impl Served {
                         }
                     })?;
                 let digest = typed.key.digest();
-                tracing::info!(target: log::GUARD, action = name, key = %format_args!("#{digest}"), operator, "the inspector acts");
+                tracing::info!(target: log::GUARD, action = name, key = %format_args!("#{digest}"), ?operator, "the inspector acts");
                 let key = typed.key.cache_key(&self.guard.parts().0.namespace);
                 self.guard.invalidate(key).await.map_err(|error| unconfirmed(&error))?;
             }
@@ -343,7 +343,7 @@ impl Served {
                 let tag = tag.ok_or_else(|| bad_request("name the tag, as in article:7"))?;
                 let (tag, _) = CacheKey::of_typed(tag);
                 let digest = self.guard.digest(tag.clone());
-                tracing::info!(target: log::GUARD, action = name, tag = %digest, operator, "the inspector acts");
+                tracing::info!(target: log::GUARD, action = name, tag = %digest, ?operator, "the inspector acts");
                 let done = match name {
                     "expire_tag" => self.guard.expire_tag(tag).await,
                     _ => self.guard.invalidate_tag(tag).await,
@@ -354,7 +354,7 @@ impl Served {
                 let on = action["on"]
                     .as_bool()
                     .ok_or_else(|| bad_request("say whether the bypass is `on`: true or false"))?;
-                tracing::warn!(target: log::GUARD, action = name, on, operator, "the inspector acts");
+                tracing::warn!(target: log::GUARD, action = name, on, ?operator, "the inspector acts");
                 return self.switch(on, began).await;
             }
             _ => {

@@ -13,7 +13,7 @@ use crate::guard_state::GuardState;
 use crate::http::stored::{ResponseMeta, StoredResponse};
 use crate::http_rules::request::consider;
 use crate::key::{CacheKey, Key};
-use crate::store::protocol::NEVER;
+use crate::store::protocol::{MutexHolder, NEVER, Token};
 use crate::value::entry::{Encoding, Entry, EntryKind, Freshness, Unreadable};
 
 /// The longest text of a value that is shown.
@@ -116,7 +116,11 @@ pub(super) async fn describe(
     }
     how.push(format!("the entry is at `sg1:e:{{{}}}` in the store; logs and errors name the key by the start of its SHA-256", key.name()));
     let question = Question::Key(key.full().to_owned());
-    let (found, answers) = tokio::join!(look_up(state, &key), asker.ask(state, &question));
+    let (found, lease, answers) = tokio::join!(
+        look_up(state, &key),
+        state.store.look_at_lease(&key, PATIENCE),
+        asker.ask(state, &question)
+    );
     let mut description = json!({
         "key": text,
         "digest": format!("#{}", key.digest()),
@@ -131,6 +135,7 @@ pub(super) async fn describe(
             vec![super::report::key(state, key.full())]
         }
     };
+    description["lease"] = lease.ok().flatten().map(describe_lease).into();
     let is_loading = processes.iter().any(|process| process["load"].is_object());
     description["processes"] = processes.into();
     let judged = found.judge(request.as_ref(), policy.http.normal());
@@ -158,6 +163,12 @@ async fn whole(state: &GuardState, key: Key) -> Key {
     let raw = state.store.look_up(&key, PATIENCE).await.ok().flatten();
     let stored = raw.as_deref().and_then(Entry::stored_key).map(Key::of_full);
     stored.filter(|stored| stored.name() == key.name()).unwrap_or(key)
+}
+
+/// The holder of a lease. One that answers no question may be dead: then the lease ends by itself.
+fn describe_lease(holder: MutexHolder) -> Value {
+    let process = Token::parse(&holder.token).map(|token| token.node().to_owned());
+    json!({ "process": process, "remaining_ms": holder.remaining.map(millis) })
 }
 
 /// What the store has under a key.

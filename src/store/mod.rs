@@ -506,6 +506,20 @@ impl Store {
         call!(self, store => store.listen(listener), line => Arc::clone(line).listen(listener));
     }
 
+    /// The holder of the lease of a key, and the lease's remaining time; `None` if the lease is free.
+    pub(crate) async fn look_at_lease(
+        &self,
+        key: &Key,
+        within: Duration,
+    ) -> StoreResult<Option<MutexHolder>> {
+        call!(
+            self,
+            store => Box::pin(store.look_at_lease(key, within)).await,
+            line => Box::pin(line.far().look_at_lease(key, within)).await,
+            node => Ok(node.look_at_lease(key))
+        )
+    }
+
     /// Passes the messages of a channel on to `listener` from now on, until it is dropped. Waits until messages arrive, at most `within`; they
     /// may arrive later, too.
     pub(crate) async fn listen_to(

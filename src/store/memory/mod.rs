@@ -273,6 +273,14 @@ impl MemoryNode {
         }
     }
 
+    pub(super) fn look_at_lease(&self, key: &Key) -> Option<MutexHolder> {
+        let records = self.store.records();
+        let (holder, until) = records.by_name.get(key.name())?.lease.as_ref()?;
+        let remaining = until.checked_duration_since(Instant::now())?;
+        let token = Bytes::copy_from_slice(holder.as_str().as_bytes());
+        Some(MutexHolder { token, remaining: Some(remaining) })
+    }
+
     pub(super) fn renew(&self, key: &Key, token: &Token, lease: Duration) -> StoreResult<TokenCheck> {
         let mut records = self.store.records();
         let check = match &mut records.record(key.name()).lease {

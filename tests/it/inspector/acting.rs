@@ -1,6 +1,10 @@
 //! What the inspector does: nothing without the setting, and nothing that another site could cause.
 
+use stampede_guard::inspector::Operator;
+use tracing::Level;
+
 use super::*;
+use crate::support::warnings::Warnings;
 
 fn act() -> http::request::Builder {
     let request = Request::post("/_cache/api/act").header("authorization", format!("Bearer {TOKEN}"));
@@ -64,6 +68,25 @@ async fn the_bypass_is_switched_in_each_process_that_allows_it() {
             assert_eq!(guard.stats().bypassed - before, u64::from(switched));
         }
     }
+}
+
+/// The log has what the application's authentication says, and of a key its digest.
+#[tokio::test]
+async fn an_action_is_logged_with_its_operator() {
+    let events = Warnings::up_to(Level::INFO);
+    let _listening = events.listen();
+    let guard = guard(&MemoryStore::new());
+    let service = acting(&guard);
+    let operator = Operator("ada\nERROR forged".to_owned());
+    let body = r#"{"action":"invalidate","key":"user:42"}"#;
+    let request = act().extension(operator).body(Full::from(body)).expect("a request");
+    assert_eq!(send(&service, request).await.status(), StatusCode::OK);
+    let logged = events.about("the inspector acts");
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    for words in ["invalidate", "ada", &guard.digest(("user", 42))] {
+        assert!(logged[0].contains(words), "{words}: {logged:?}");
+    }
+    assert!(!logged[0].contains("user:42") && !logged[0].contains('\n'), "{logged:?}");
 }
 
 /// A form of another site can send neither the type nor the field; a script of another site needs an answer to its preflight.

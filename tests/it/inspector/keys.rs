@@ -5,6 +5,7 @@ use stampede_guard::http::HttpPolicy;
 use tower::Layer as _;
 
 use super::*;
+use crate::support::gate::{Counter, Gate};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -190,4 +191,45 @@ async fn the_processes_with_a_copy_are_named_and_asking_makes_none() {
         assert_eq!(copies.iter().filter(|copy| **copy == Some(true)).count(), 1, "{answer}");
         assert_eq!(copies.len(), 2, "{answer}");
     }
+}
+
+#[tokio::test]
+async fn the_holder_of_a_lease_and_its_remaining_time_are_shown() {
+    let store = MemoryStore::new();
+    let guards = [(); 2].map(|()| guard(&store));
+    let service = serve(guards[0].inspector());
+    shows_the_lease(&guards[1], &service).await;
+}
+
+/// While this guard loads, the service names its process as the holder of the lease, and a request joins the load.
+pub(super) async fn shows_the_lease(loads: &StampedeGuard, service: &InspectorService) {
+    let _other = serve(loads.inspector().name("loads"));
+    let (gate, running) = (Gate::closed(), Counter::default());
+    let (waits, counts) = (gate.clone(), running.clone());
+    let load = loads.get_or_load("k", move || async move {
+        let _running = counts.start();
+        waits.pass().await;
+        Ok::<_, String>(1)
+    });
+    let looks = async {
+        running.reach(1).await;
+        let answer = key_of(service, "k").await;
+        gate.open();
+        answer
+    };
+    let (_, answer) = tokio::join!(load, looks);
+    let holder = answer["lease"]["process"].as_str().expect("a process");
+    let loading =
+        answer["processes"].as_array().expect("a list").iter().find(|process| process["load"].is_object());
+    assert_eq!(loading.map(|process| process["process"].as_str()), Some(Some(holder)), "{answer}");
+    assert!(
+        answer["lease"]["remaining_ms"].as_f64().is_some_and(|ms| (0.0..=2_000.0).contains(&ms)),
+        "{answer}"
+    );
+    assert!(
+        answer["why"].as_str().is_some_and(|why| why.contains("a load is running, and a request joins it")),
+        "{answer}"
+    );
+    let after = key_of(service, "k").await;
+    assert_eq!((after["lease"].is_null(), after["state"].as_str()), (true, Some("fresh")), "{after}");
 }

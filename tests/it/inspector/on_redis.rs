@@ -179,6 +179,13 @@ async fn foreign_messages_break_nothing_and_are_counted() {
 }
 
 #[tokio::test]
+async fn the_holder_of_a_lease_is_shown() {
+    let server = RedisServer::start();
+    let (guards, services) = fleet(&server, 2).await;
+    keys::shows_the_lease(&guards[1], &services[0]).await;
+}
+
+#[tokio::test]
 async fn an_invalidation_on_the_page_is_final_in_the_other_process() {
     let server = RedisServer::start();
     let (guards, services) = fleet(&server, 2).await;

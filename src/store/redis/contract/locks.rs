@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redis::Cmd;
 
+use crate::key::Key;
 use crate::store::load_limit::{EndedLoad, LimitState};
 use crate::store::protocol::*;
 use crate::store::redis::RedisStore;
@@ -110,6 +111,16 @@ impl RedisStore {
         within: Duration,
     ) -> StoreResult<Option<MutexHolder>> {
         self.calls(name, within).run(&scripts::MUTEX_LOOK, |_| {}, mutex_holder).await
+    }
+
+    /// A lease is stored as a mutex is: under one key, which has its holder's token and ends with its time.
+    pub(crate) async fn look_at_lease(
+        &self,
+        key: &Key,
+        within: Duration,
+    ) -> StoreResult<Option<MutexHolder>> {
+        let name = LockName::prefixed(&format!("sg1:l:{{{}}}", key.name()));
+        self.look_at_mutex(&name, within).await
     }
 
     pub(crate) async fn break_mutex(&self, name: &LockName, within: Duration) -> StoreResult<bool> {
