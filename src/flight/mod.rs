@@ -24,7 +24,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use waiter::{Flight, StoreLink, Waiter, WaiterSlot};
+use waiter::{Flight, Progress, StoreLink, Waiter, WaiterSlot};
 
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
@@ -157,21 +157,21 @@ where
         }
     }
 
-    /// The age of the key's flight, if it has one that can be joined, and how many callers have joined it.
-    pub(crate) fn progress_of(&self, key: &K) -> Option<(Duration, usize)> {
-        lock(self.shard(key)).get(key).map(|flight| (flight.age(), flight.joined()))
+    /// The progress of the key's flight, if it has one that can be joined.
+    pub(crate) fn progress_of(&self, key: &K) -> Option<Progress> {
+        lock(self.shard(key)).get(key).map(|flight| flight.progress())
     }
 
-    /// The keys of the `most` flights that began first, with their ages and with how many callers have joined each.
-    pub(crate) fn oldest(&self, most: usize) -> Vec<(K, Duration, usize)> {
+    /// The keys of the `most` flights that began first, with their progress.
+    pub(crate) fn oldest(&self, most: usize) -> Vec<(K, Progress)> {
         let mut oldest = Vec::new();
-        let sort = |all: &mut Vec<(K, Duration, usize)>| {
-            all.sort_by_key(|(_, age, _)| std::cmp::Reverse(*age));
+        let sort = |all: &mut Vec<(K, Progress)>| {
+            all.sort_by_key(|(_, progress)| std::cmp::Reverse(progress.age));
             all.truncate(most);
         };
         for shard in &*self.shards {
             for (key, flight) in &*lock(shard) {
-                oldest.push((key.clone(), flight.age(), flight.joined()));
+                oldest.push((key.clone(), flight.progress()));
                 if oldest.len() >= 4 * most {
                     sort(&mut oldest);
                 }

@@ -23,6 +23,8 @@ pub(crate) struct Flight<L, O> {
     checked: OnceLock<Box<[Box<str>]>>,
     /// How many callers have a slot.
     waiters: AtomicUsize,
+    /// How many loads have begun.
+    loads: AtomicUsize,
     state: Mutex<FlightState<L, O>>,
 }
 
@@ -49,6 +51,16 @@ pub(crate) enum StoreLink {
     Lost,
     /// The flight lost the store and a replacement would too, so callers join it anyway.
     LostForAll,
+}
+
+/// How far a flight is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub(crate) age: Duration,
+    /// How many callers have a slot.
+    pub(crate) waiters: usize,
+    /// How many loads have begun: none while the flight waits for the lease or a permit, several if some have vanished.
+    pub(crate) loads: usize,
 }
 
 /// The loader of a caller that stopped waiting, used only if no waiter has one (invariant 6).
@@ -82,6 +94,7 @@ impl<L, O: Clone> Flight<L, O> {
             begun: Instant::now(),
             checked: OnceLock::new(),
             waiters: AtomicUsize::new(0),
+            loads: AtomicUsize::new(0),
             state: Mutex::new(state),
         }
     }
@@ -96,9 +109,9 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
-    /// How many callers have a slot.
-    pub(crate) fn joined(&self) -> usize {
-        self.waiters.load(Ordering::Relaxed)
+    pub(crate) fn progress(&self) -> Progress {
+        let [waiters, loads] = [&self.waiters, &self.loads].map(|count| count.load(Ordering::Relaxed));
+        Progress { age: self.age(), waiters, loads }
     }
 
     /// Whether no further caller may join: all `slots` slots are taken, and callers have to wait.
@@ -140,11 +153,13 @@ impl<L, O: Clone> Flight<L, O> {
         });
         drop(state);
         // An unneeded leftover loader is dropped here, outside all locks.
-        match (waiting, leftover) {
-            (Some(waiting), _) => Some(waiting),
-            (None, LeftoverLoader::Left(loader, slot)) => Some((loader, slot)),
-            (None, LeftoverLoader::Empty | LeftoverLoader::Unneeded) => None,
-        }
+        let next = match (waiting, leftover) {
+            (Some(waiting), _) => waiting,
+            (None, LeftoverLoader::Left(loader, slot)) => (loader, slot),
+            (None, LeftoverLoader::Empty | LeftoverLoader::Unneeded) => return None,
+        };
+        self.loads.fetch_add(1, Ordering::Relaxed);
+        Some(next)
     }
 
     /// Removes this slot from the flight, and gives its caller this outcome.

@@ -279,7 +279,7 @@
 //!     .layer(StampedeGuard::in_memory());
 //! ```
 
-mod answer;
+pub(crate) mod answer;
 mod body;
 mod candidate;
 mod commit;

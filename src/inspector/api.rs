@@ -17,26 +17,29 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
+use uuid::Uuid;
 
-use super::fleet::{Answerer, Asker, Question, unasked};
-use super::key::{NoKey, TypedKey, after, describe};
+use super::fleet::{Answerer, Asker, Question, proof_key, unasked};
+use super::key::{NoKey, TypedKey, after, describe, whole_key};
 use super::report::{self, Identity, millis};
 use crate::error::Error;
 use crate::guard::StampedeGuard;
 use crate::http::GuardedBody;
-use crate::key::CacheKey;
+use crate::key::{CacheKey, Key};
 use crate::observe::log;
 use crate::sync::lock;
 
 const PAGE: &str = include_str!("page.html");
-/// Without this field a browser would send a request of another site with the user's cookies, where those protect the page.
-const ACTS: HeaderName = HeaderName::from_static("x-stampede-guard");
+/// A browser sends no request with this field for another site, not even with the user's cookies, where those protect the page.
+const OWN_FIELD: HeaderName = HeaderName::from_static("x-stampede-guard");
 /// The longest body that is read: a key of 64 KiB, escaped.
 const LONGEST_BODY: usize = 1024 * 1024;
 /// How long a body may take.
 const BODY_WITHIN: Duration = Duration::from_secs(10);
-/// How long an answer about the fleet serves several pages.
+/// How long an answer about the fleet serves several pages, and how much longer for each process of it: of a large fleet many processes
+/// may have pages.
 const SHARED_FOR: Duration = Duration::from_millis(900);
+const LONGER_FOR_EACH: Duration = Duration::from_millis(10);
 /// The most actions per second.
 const MOST_ACTIONS: u32 = 10;
 
@@ -63,11 +66,22 @@ pub(super) struct Served {
     pub(super) identity: Identity,
     asker: Arc<Asker>,
     began: Instant,
-    /// The last answer about the fleet. It is locked while one is made, so that pages share it.
+    /// The last answer about the fleet, and until when it is shared. It is locked while one is made, so that pages share it.
     fleet: Mutex<Option<(Instant, Bytes)>>,
+    /// Held while the doctor examines the deployment.
+    doctor: Mutex<()>,
     /// The second of the latest action, and how many there were in it.
     actions: std::sync::Mutex<(u64, u32)>,
     page_policy: HeaderValue,
+}
+
+/// The requests of the API.
+#[derive(Clone, Copy)]
+enum Api {
+    Fleet,
+    Key,
+    Doctor,
+    Act,
 }
 
 /// The answer to a request of the API, or why there is none.
@@ -92,6 +106,7 @@ impl Served {
             asker: Asker::new(),
             began: Instant::now(),
             fleet: Mutex::default(),
+            doctor: Mutex::default(),
             actions: std::sync::Mutex::default(),
             page_policy: page_policy(),
         }
@@ -104,54 +119,61 @@ impl Served {
         B::Error: std::fmt::Display,
     {
         let (head, body) = request.into_parts();
-        // Where the router has not removed its prefix, the path is longer.
-        let Some((_, api)) = head.uri.path().rsplit_once("/api/") else { return self.page(&head) };
+        // Only these: a rule of a proxy for the path of an action must hold for each way to it.
+        let api = match head.uri.path() {
+            "" | "/" => return self.page(&head),
+            "/api/fleet" => Api::Fleet,
+            "/api/key" => Api::Key,
+            "/api/doctor" => Api::Doctor,
+            "/api/act" => Api::Act,
+            _ => {
+                let text = "there is the page at `/`, and api/fleet, api/key, api/doctor and api/act; nest_service removes a prefix";
+                return failed(StatusCode::NOT_FOUND, text, None);
+            }
+        };
         let allowed = match api {
-            "act" => Method::POST,
+            Api::Act => Method::POST,
             // A long key has no room in a URI.
-            "key" if head.method == Method::POST => Method::POST,
+            Api::Key if head.method == Method::POST => Method::POST,
             _ => Method::GET,
         };
         let answer = match () {
             () if !self.admits(&head) => {
-                let text = "the token is missing or wrong: send it as `Authorization: Bearer TOKEN`";
-                Err((StatusCode::UNAUTHORIZED, text.to_owned()))
+                let (text, field) = match self.token {
+                    Some(_) => (
+                        "the token is missing or wrong: send it as `Authorization: Bearer TOKEN`",
+                        Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+                    ),
+                    None => ("send the header field X-Stampede-Guard, with any value", None),
+                };
+                return failed(StatusCode::UNAUTHORIZED, text, field);
             }
-            () if !matches!(api, "fleet" | "key" | "doctor" | "act") => {
-                Err((StatusCode::NOT_FOUND, "there is api/fleet, api/key, api/doctor and api/act".to_owned()))
+            () if head.method != allowed => {
+                let allow = if allowed == Method::POST { "POST" } else { "GET" };
+                let field = (ALLOW, HeaderValue::from_static(allow));
+                return failed(StatusCode::METHOD_NOT_ALLOWED, &format!("use {allow}"), Some(field));
             }
-            () if head.method != allowed => Err((StatusCode::METHOD_NOT_ALLOWED, format!("use {allowed}"))),
             () => match api {
-                "fleet" => return json_response(StatusCode::OK, self.fleet().await, None),
-                "key" if head.method == Method::POST => match Box::pin(whole(body)).await {
+                Api::Fleet => return json_response(StatusCode::OK, self.fleet().await, None),
+                Api::Key if head.method == Method::POST => match Box::pin(whole(body)).await {
                     Ok(form) => Box::pin(self.key(&form)).await,
                     Err(error) => Err(error),
                 },
-                "key" => Box::pin(self.key(head.uri.query().unwrap_or_default().as_bytes())).await,
-                "doctor" => Ok(self.doctor().await),
-                _ => Box::pin(self.act(&head, body)).await,
+                Api::Key => Box::pin(self.key(head.uri.query().unwrap_or_default().as_bytes())).await,
+                Api::Doctor => Ok(self.doctor().await),
+                Api::Act => Box::pin(self.act(&head, body)).await,
             },
         };
         match answer {
             Ok(answer) => json_response(StatusCode::OK, answer.to_string().into(), None),
-            Err((status, text)) => {
-                let body = json!({ "error": text }).to_string().into();
-                let field = match status {
-                    StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
-                    StatusCode::METHOD_NOT_ALLOWED if allowed == Method::POST => {
-                        Some((ALLOW, HeaderValue::from_static("POST")))
-                    }
-                    StatusCode::METHOD_NOT_ALLOWED => Some((ALLOW, HeaderValue::from_static("GET"))),
-                    _ => None,
-                };
-                json_response(status, body, field)
-            }
+            Err((status, text)) => failed(status, &text, None),
         }
     }
 
     /// Whether the request carries the token. The time does not depend on how much of it is right: digests are compared, each byte of them.
+    /// Where all are admitted, it must have a field that no other site can send in a user's name.
     fn admits(&self, head: &Parts) -> bool {
-        let Some(token) = &self.token else { return true };
+        let Some(token) = &self.token else { return head.headers.contains_key(OWN_FIELD) };
         let sent = head.headers.get(AUTHORIZATION).and_then(|value| {
             let (scheme, token) = value.as_bytes().split_at_checked("Bearer ".len())?;
             scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
@@ -163,12 +185,8 @@ impl Served {
     /// The page, which shows nothing by itself.
     fn page(&self, head: &Parts) -> Response<GuardedBody> {
         if !matches!(head.method, Method::GET | Method::HEAD) {
-            let body = json!({ "error": "use GET" }).to_string().into();
-            return json_response(
-                StatusCode::METHOD_NOT_ALLOWED,
-                body,
-                Some((ALLOW, HeaderValue::from_static("GET, HEAD"))),
-            );
+            let field = (ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return failed(StatusCode::METHOD_NOT_ALLOWED, "use GET", Some(field));
         }
         let body =
             if head.method == Method::HEAD { Bytes::new() } else { Bytes::from_static(PAGE.as_bytes()) };
@@ -180,13 +198,16 @@ impl Served {
     /// The fleet, as of now or a moment ago.
     async fn fleet(&self) -> Bytes {
         let mut last = self.fleet.lock().await;
-        if let Some((at, body)) = &*last
-            && at.elapsed() < SHARED_FOR
+        if let Some((until, body)) = &*last
+            && Instant::now() < *until
         {
             return body.clone();
         }
-        let body: Bytes = self.ask_fleet().await.to_string().into();
-        *last = Some((Instant::now(), body.clone()));
+        let fleet = self.ask_fleet().await;
+        let processes = fleet["processes"].as_array().map_or(0, Vec::len);
+        let shared_for = SHARED_FOR + LONGER_FOR_EACH * processes.try_into().unwrap_or_default();
+        let body: Bytes = fleet.to_string().into();
+        *last = Some((Instant::now() + shared_for, body.clone()));
         body
     }
 
@@ -212,20 +233,10 @@ impl Served {
         };
         match asked {
             Ok(answers) => {
-                fleet["unreadable"] = answers.unreadable.into();
-                for (mut answer, took) in answers.answers {
-                    if answer["process"] != *this {
-                        (answer["state"], answer["answered_in_ms"]) =
-                            ("answered".into(), millis(took).into());
-                        processes.push(answer);
-                    }
-                }
-                for (process, name, ago) in
-                    answers.silent.into_iter().filter(|(process, ..)| *process != this)
-                {
-                    let ago = millis(ago);
-                    processes.push(json!({ "process": process, "name": name, "state": "silent", "last_answer_ms_ago": ago }));
-                }
+                (fleet["unreadable"], fleet["unanswered"]) =
+                    (answers.unreadable.into(), answers.unanswered.into());
+                let others = answers.into_processes();
+                processes.extend(others.into_iter().filter(|process| process["process"] != *this));
             }
             Err(error) => fleet["error"] = unasked(&error).into(),
         }
@@ -265,6 +276,7 @@ impl Served {
     }
 
     async fn doctor(&self) -> Value {
+        let _alone = self.doctor.lock().await;
         let report = self.guard.doctor().await;
         let finding = |finding: &crate::health::Finding| {
             json!({
@@ -294,7 +306,7 @@ impl Served {
             .headers
             .get(CONTENT_TYPE)
             .is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
-        if !is_json || head.headers.get(ACTS).is_none_or(|value| value != "act") {
+        if !is_json || head.headers.get(OWN_FIELD).is_none_or(|value| value != "act") {
             return Err(bad_request(
                 "an action is JSON (Content-Type: application/json), with the header X-Stampede-Guard: act",
             ));
@@ -322,68 +334,90 @@ impl Served {
 
     async fn run(&self, action: &Value, operator: &str) -> Answer {
         let text_of = |field: &str| action[field].as_str();
-        let name = text_of("action").unwrap_or_default();
-        let began = Instant::now();
-        match name {
+        let (name, began) = (text_of("action").unwrap_or_default(), Instant::now());
+        if name == "bypass" {
+            let on = action["on"].as_bool();
+            let on = on.ok_or_else(|| bad_request("say whether the bypass is `on`: true or false"))?;
+            tracing::warn!(target: log::GUARD, action = name, on, ?operator, "the inspector acts");
+            return self.switch(on, began).await;
+        }
+        let namespace = &self.guard.parts().0.namespace;
+        let key = match name {
             "invalidate" => {
-                let typed =
-                    self.typed(text_of("key"), text_of("url"), &[]).map_err(|no_key| match no_key {
-                        NoKey::Invalid(text) => bad_request(text),
-                        NoKey::Bypass(why) => {
-                            bad_request(format!("a request like this one has no key: {why}"))
-                        }
-                    })?;
-                let digest = typed.key.digest();
-                tracing::info!(target: log::GUARD, action = name, key = %format_args!("#{digest}"), ?operator, "the inspector acts");
-                let key = typed.key.cache_key(&self.guard.parts().0.namespace);
-                self.guard.invalidate(key).await.map_err(|error| unconfirmed(&error))?;
+                let typed = self.typed(text_of("key"), text_of("url"), &[]);
+                let typed = typed.map_err(|no_key| match no_key {
+                    NoKey::Invalid(text) => bad_request(text),
+                    NoKey::Bypass(why) => bad_request(format!("a request like this one has no key: {why}")),
+                })?;
+                whole_key(self.guard.parts().0, typed.key).await
             }
             "invalidate_tag" | "expire_tag" => {
                 let tag = text_of("tag").filter(|tag| !tag.is_empty());
                 let tag = tag.ok_or_else(|| bad_request("name the tag, as in article:7"))?;
-                let (tag, _) = CacheKey::of_typed(tag);
-                let digest = self.guard.digest(tag.clone());
-                tracing::info!(target: log::GUARD, action = name, tag = %digest, ?operator, "the inspector acts");
-                let done = match name {
-                    "expire_tag" => self.guard.expire_tag(tag).await,
-                    _ => self.guard.invalidate_tag(tag).await,
-                };
-                done.map_err(|error| unconfirmed(&error))?;
-            }
-            "bypass" => {
-                let on = action["on"]
-                    .as_bool()
-                    .ok_or_else(|| bad_request("say whether the bypass is `on`: true or false"))?;
-                tracing::warn!(target: log::GUARD, action = name, on, ?operator, "the inspector acts");
-                return self.switch(on, began).await;
+                Key::new(namespace, &CacheKey::of_typed(tag).0)
             }
             _ => {
-                return Err(bad_request(
-                    "the action is none of invalidate, invalidate_tag, expire_tag and bypass",
-                ));
+                let text = "the action is none of invalidate, invalidate_tag, expire_tag and bypass";
+                return Err(bad_request(text));
             }
+        };
+        let (digest, named) = (key.digest(), key.cache_key(namespace));
+        tracing::info!(
+            target: log::GUARD,
+            action = name,
+            key = %format_args!("#{digest}"),
+            ?operator,
+            "the inspector acts"
+        );
+        let done = match name {
+            "invalidate" => self.guard.invalidate(named).await,
+            "expire_tag" => self.guard.expire_tag(named).await,
+            _ => self.guard.invalidate_tag(named).await,
+        };
+        done.map_err(|error| unconfirmed(&error))?;
+        let text = self.acknowledged(&key, after(began)).await;
+        Ok(json!({ "key": key.within(namespace), "text": text }))
+    }
+
+    /// The text of an acknowledgement. A change is final in every process once the store has confirmed it: a process that stays silent has
+    /// lost its right to serve copies. So this only counts.
+    async fn acknowledged(&self, key: &Key, after: String) -> String {
+        let question = Question::Key(key.full().to_owned());
+        match self.asker.ask(self.guard.parts().0, &question).await {
+            Ok(answers) => {
+                let (all, missing) = (answers.processes(), answers.missing());
+                match missing {
+                    0 => format!("final in {all} of {all} processes {after}"),
+                    _ => format!(
+                        "final in all {all} processes {after}, though {missing} did not answer just now"
+                    ),
+                }
+            }
+            Err(_) => format!("final in every process {after}"),
         }
-        Ok(json!({ "text": format!("confirmed by the store, and final in every process, {}", after(began)) }))
     }
 
     /// Switches the guard off or on, in every process whose inspector allows it.
     async fn switch(&self, on: bool, began: Instant) -> Answer {
         self.guard.set_bypass(on);
-        let state = self.guard.parts().0;
-        let answers = self.asker.ask(state, &Question::Bypass(on)).await.map_err(|error| {
-            let text = format!("only this process has changed: {}", unasked(&error));
+        let (state, proof) = (self.guard.parts().0, Uuid::new_v4());
+        let asked = async {
+            self.guard.insert(proof_key(proof), &on).await.map_err(|error| error.to_string())?;
+            let answers = self.asker.ask(state, &Question::Bypass(on, proof)).await;
+            // It also expires by itself.
+            let _ = self.guard.invalidate(proof_key(proof)).await;
+            answers.map_err(|error| unasked(&error))
+        };
+        let answers = asked.await.map_err(|error| {
+            let text = format!("only this process has changed: {error}");
             (StatusCode::SERVICE_UNAVAILABLE, text)
         })?;
-        let this = report::process_id(state);
-        let others = answers.answers.iter().filter(|(answer, _)| answer["process"] != *this);
-        let (changed, refused): (Vec<_>, Vec<_>) =
-            others.partition(|(answer, _)| answer["is_bypassed"] == on);
-        let (all, silent) = (1 + changed.len() + refused.len(), answers.silent.len());
-        let switched = if on { "off" } else { "on" };
-        let mut text =
-            format!("the guard is {switched} in {} of {all} processes {}", 1 + changed.len(), after(began));
-        if silent > 0 {
-            text.push_str(&format!("; {silent} did not answer"));
+        let changed = answers.answers.iter().filter(|(answer, _)| answer["is_bypassed"] == on).count();
+        let (all, missing, switched) =
+            (answers.processes(), answers.missing(), if on { "off" } else { "on" });
+        let mut text = format!("the guard is {switched} in {changed} of {all} processes {}", after(began));
+        if missing > 0 {
+            text.push_str(&format!("; {missing} did not answer"));
         }
         Ok(json!({ "text": text }))
     }
@@ -418,6 +452,11 @@ where
     };
     timeout(BODY_WITHIN, reading).await.map_err(|_| bad_request("the body took too long"))??;
     Ok(read.freeze())
+}
+
+/// An error that says what to do.
+fn failed(status: StatusCode, text: &str, field: Option<(HeaderName, HeaderValue)>) -> Response<GuardedBody> {
+    json_response(status, json!({ "error": text }).to_string().into(), field)
 }
 
 fn json_response(

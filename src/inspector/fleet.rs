@@ -11,11 +11,12 @@
 //! Both are foreign bytes to their receiver: bounded, and ignored or counted if they are none of these. JSON leaves room for fields that
 //! another version does not know.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
@@ -23,11 +24,13 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use uuid::Uuid;
 
-use super::report::{self, Identity};
+use super::report::{self, Identity, millis};
 use crate::guard_state::GuardState;
+use crate::key::{CacheKey, Key};
 use crate::observe::hot_keys::HotKeys;
+use crate::observe::log;
 use crate::store::channels::ChannelListener;
-use crate::store::{StoreError, StoreResult};
+use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
 /// How long an asker waits for answers.
@@ -40,17 +43,20 @@ const REMEMBERED: Duration = Duration::from_secs(120);
 /// The most processes that an asker remembers.
 const MOST_REMEMBERED: usize = 2_000;
 /// The longest answer. A process shortens its lists to stay below it.
-pub(super) const LONGEST_ANSWER: usize = 64 * 1024;
-/// The longest question: a key of 200 bytes, or the whole text of a longer one.
-const LONGEST_QUESTION: usize = 16 * 1024;
-/// The most bytes of answers that an asker holds.
-const MOST_BYTES: usize = 32 * 1024 * 1024;
+pub(super) const LONGEST_ANSWER: usize = 32 * 1024;
+/// The longest question: the whole text of a key of 64 KiB, each byte escaped.
+const LONGEST_QUESTION: usize = 256 * 1024;
+/// The most bytes of answers to one question that wait for their turn to be read.
+const MOST_BYTES: usize = 64 * 1024 * 1024;
 /// The most questions that a process answers per second.
-const MOST_ANSWERS: u64 = 50;
+const MOST_ANSWERS: u64 = 100;
+/// The longest name of a process that is remembered.
+const LONGEST_NAME: usize = 256;
 
-/// The channel on which the processes of a namespace are asked.
-fn questions_to(namespace: &str) -> Uuid {
-    let digest = Sha256::digest(format!("stampede-guard questions to {namespace}"));
+/// The channel on which the processes of a namespace are asked, in this database.
+fn questions_to(state: &GuardState) -> Uuid {
+    let (_, database) = state.store.channel_connection();
+    let digest = Sha256::digest(format!("stampede-guard questions to {} in {database}", state.namespace));
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);
     // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
@@ -66,8 +72,14 @@ pub(super) enum Question {
     Process,
     /// What it knows of the key with this full text.
     Key(String),
-    /// To switch its guard off or on.
-    Bypass(bool),
+    /// To switch its guard off or on. The id is that of a [proof](proof_key).
+    Bypass(bool, Uuid),
+}
+
+/// A key that an asker stores before it asks for a change. A process looks for it before it obeys: who asks has the right to write
+/// to the namespace, in this database.
+pub(super) fn proof_key(id: Uuid) -> CacheKey {
+    CacheKey::reserved(&format!("inspector:{}", id.simple()))
 }
 
 impl Question {
@@ -75,7 +87,9 @@ impl Question {
         match self {
             Self::Process => json!({ "about": "process" }),
             Self::Key(full) => json!({ "about": "key", "key": full }),
-            Self::Bypass(on) => json!({ "about": "bypass", "on": on }),
+            Self::Bypass(on, proof) => {
+                json!({ "about": "bypass", "on": on, "proof": proof.simple().to_string() })
+            }
         }
     }
 
@@ -84,7 +98,10 @@ impl Question {
         Some(match question["about"].as_str()? {
             "process" => Self::Process,
             "key" => Self::Key(question["key"].as_str()?.to_owned()),
-            "bypass" => Self::Bypass(question["on"].as_bool()?),
+            "bypass" => {
+                let proof = read_id(question["proof"].as_str()?.as_bytes())?;
+                Self::Bypass(question["on"].as_bool()?, proof)
+            }
             _ => return None,
         })
     }
@@ -107,33 +124,51 @@ impl Answerer {
         };
         let answerer = Arc::downgrade(state.answerer.get_or_init(new));
         state.hot_keys.get_or_init(HotKeys::new);
-        state.store.listen_to(questions_to(&state.namespace), answerer, PATIENCE).await
+        state.store.listen_to(questions_to(state), answerer, PATIENCE).await
     }
+}
 
-    fn answer(&self, state: &Arc<GuardState>, question: &Question) -> Value {
-        match question {
-            Question::Process => report::process(state, &self.identity, self.began),
-            Question::Key(full) => report::key(state, full),
-            Question::Bypass(on) => {
-                if self.identity.may_act {
-                    state.set_bypass(*on);
-                }
-                json!({ "process": report::process_id(state), "is_bypassed": state.is_bypassed() })
+/// The answer of a process; `None` if it does not answer.
+async fn answer(
+    state: &Arc<GuardState>,
+    question: &Question,
+    (identity, began): (&Identity, Instant),
+) -> Option<Value> {
+    let mut answer = match question {
+        Question::Process => report::process(state, identity, began),
+        Question::Key(full) => report::key(state, full),
+        Question::Bypass(on, proof) => {
+            let proof = Key::new(&state.namespace, &proof_key(*proof));
+            state.store.look_up(&proof, PATIENCE).await.ok().flatten()?;
+            if identity.may_act && state.is_bypassed() != *on {
+                tracing::warn!(target: log::GUARD, on, "an inspector of the fleet switches the bypass");
+                state.set_bypass(*on);
             }
+            json!({ "process": report::process_id(state), "is_bypassed": state.is_bypassed() })
         }
-    }
+    };
+    answer["connection"] = state.store.channel_connection().0.simple().to_string().into();
+    Some(answer)
 }
 
 impl ChannelListener for Answerer {
     fn received(&self, _: Uuid, message: &[u8]) {
-        let parsed = parse_question(message).filter(|_| self.limit.allows(self.began.elapsed().as_secs()));
-        let Some((asker, id, question)) = parsed else { return };
+        let Some((asker, id, question)) = parse_question(message) else { return };
+        let is_limited = !matches!(question, Question::Bypass(..));
+        if is_limited && !self.limit.allows(self.began.elapsed().as_secs()) {
+            return;
+        }
         let (Some(state), Ok(runtime)) = (self.state.upgrade(), Handle::try_current()) else { return };
-        let mut answer = id.simple().to_string().into_bytes();
-        answer.extend(report::within(self.answer(&state, &question), LONGEST_ANSWER - answer.len()));
+        let (identity, began) = (self.identity.clone(), self.began);
+        // A task of its own: this one delivers the notifications of leases, too.
         runtime.spawn(async move {
+            let Some(answer) = answer(&state, &question, (&identity, began)).await else { return };
+            let store = state.store.clone();
+            drop(state);
+            let mut message = id.simple().to_string().into_bytes();
+            message.extend(report::within(answer, LONGEST_ANSWER - message.len()));
             // The asker counts this process as silent if the message is lost.
-            let _ = state.store.send_to(asker, &answer, PATIENCE).await;
+            let _ = store.send_to(asker, &message, PATIENCE).await;
         });
     }
 }
@@ -170,19 +205,21 @@ impl AnswerLimit {
 pub(super) struct Asker {
     /// The channel of the answers.
     channel: Uuid,
-    waiting: Mutex<HashMap<Uuid, mpsc::UnboundedSender<Result<Value, Unreadable>>>>,
+    waiting: Mutex<HashMap<Uuid, Waiting>>,
     known: Mutex<HashMap<String, KnownProcess>>,
-    /// The bytes of answers that were received and not yet handed out.
-    bytes: AtomicU64,
+}
+
+/// A question that waits for answers.
+struct Waiting {
+    answers: mpsc::UnboundedSender<Bytes>,
+    /// The bytes of the answers that were received and not yet read.
+    bytes: Arc<AtomicUsize>,
 }
 
 struct KnownProcess {
-    name: Value,
+    name: Option<String>,
     answered_at: Instant,
 }
-
-/// A message that is no answer.
-struct Unreadable;
 
 /// The answers to one question.
 #[derive(Debug, Default)]
@@ -190,15 +227,41 @@ pub(super) struct Answers {
     /// The answer of each process, with the time that it took.
     pub(super) answers: Vec<(Value, Duration)>,
     /// The processes that have answered an earlier question and not this one: id, name, and how long ago that was.
-    pub(super) silent: Vec<(String, Value, Duration)>,
+    pub(super) silent: Vec<(String, Option<String>, Duration)>,
     /// How many messages were no answers.
     pub(super) unreadable: u64,
+    /// How many connections have received the question and not answered; zero in a cluster, where this is not known.
+    pub(super) unanswered: u64,
+}
+
+impl Answers {
+    /// How many processes there are at least.
+    pub(super) fn processes(&self) -> u64 {
+        self.answers.len() as u64 + self.missing()
+    }
+
+    /// How many processes did not answer, at least.
+    pub(super) fn missing(&self) -> u64 {
+        self.unanswered.max(self.silent.len() as u64)
+    }
+
+    /// The answers, and an object for each silent process.
+    pub(super) fn into_processes(self) -> Vec<Value> {
+        let Self { answers, silent, .. } = self;
+        let answered = answers.into_iter().map(|(mut answer, took)| {
+            (answer["state"], answer["answered_in_ms"]) = ("answered".into(), millis(took).into());
+            answer
+        });
+        let silent = silent.into_iter().map(|(process, name, ago)| {
+            json!({ "process": process, "name": name, "state": "silent", "last_answer_ms_ago": millis(ago) })
+        });
+        answered.chain(silent).collect()
+    }
 }
 
 impl Asker {
     pub(super) fn new() -> Arc<Self> {
-        let (waiting, known, bytes) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Arc::new(Self { channel: Uuid::new_v4(), waiting, known, bytes })
+        Arc::new(Self { channel: Uuid::new_v4(), waiting: Mutex::default(), known: Mutex::default() })
     }
 
     /// Asks all processes, and waits until each has answered that is known or has received the question, at most [`PATIENCE`].
@@ -207,35 +270,15 @@ impl Asker {
         state: &GuardState,
         question: &Question,
     ) -> StoreResult<Answers> {
-        let began = Instant::now();
-        let (id, (sender, mut received)) = (Uuid::new_v4(), mpsc::unbounded_channel());
         let listener: Weak<dyn ChannelListener> = Arc::downgrade(self) as _;
         state.store.listen_to(self.channel, listener, PATIENCE).await?;
-        let _waiting = Waiting::new(self, id, sender);
-        let mut message = format!("{}{}", self.channel.simple(), id.simple()).into_bytes();
+        let (asked, began) = (Asked::new(self), Instant::now());
+        let mut message = format!("{}{}", self.channel.simple(), asked.id.simple()).into_bytes();
         message.extend(question.to_json().to_string().bytes());
-        let receivers = state.store.send_to(questions_to(&state.namespace), &message, PATIENCE).await?;
+        let receivers = state.store.send_to(questions_to(state), &message, PATIENCE).await?;
         // In a cluster only the connections to one node are counted.
-        let receivers = if state.store.is_spread() { u64::MAX } else { receivers };
-        let mut answers = Answers::default();
-        let mut until = if receivers == 0 { began } else { began + PATIENCE };
-        while let Ok(Some(answer)) = timeout_at(until, received.recv()).await {
-            let Ok(answer) = answer else {
-                answers.unreadable += 1;
-                continue;
-            };
-            if !self.remember(&answer) {
-                answers.unreadable += 1;
-            } else {
-                answers.answers.retain(|(known, _)| known["process"] != answer["process"]);
-                answers.answers.push((answer, began.elapsed()));
-            }
-            if answers.answers.len() as u64 >= receivers && self.silent(&answers, began).is_empty() {
-                until = until.min(Instant::now() + FURTHER);
-            }
-        }
-        answers.silent = self.silent(&answers, began);
-        Ok(answers)
+        let receivers = (!state.store.is_spread()).then_some(receivers);
+        asked.collect(began, receivers).await
     }
 
     /// Remembers a process; returns whether this is the answer of one.
@@ -243,23 +286,26 @@ impl Asker {
         let Some(process) = answer["process"].as_str().filter(|process| process.len() <= 64) else {
             return false;
         };
-        let mut known = lock(&self.known);
         let answered_at = Instant::now();
+        let mut known = lock(&self.known);
         known.retain(|_, process| process.answered_at + REMEMBERED > answered_at);
         if known.len() < MOST_REMEMBERED || known.contains_key(process) {
-            let before = known.get_mut(process).map(|known| known.name.take());
-            let name = answer.get("name").cloned().or(before).unwrap_or_default();
+            // Only answers about the process have its name.
+            let name = answer["name"].as_str().filter(|name| name.len() <= LONGEST_NAME).map(str::to_owned);
+            let name = name.or_else(|| known.get_mut(process).and_then(|known| known.name.take()));
             known.insert(process.to_owned(), KnownProcess { name, answered_at });
         }
         true
     }
 
-    fn silent(&self, answers: &Answers, began: Instant) -> Vec<(String, Value, Duration)> {
-        let has_answered =
-            |process: &str| answers.answers.iter().any(|(answer, _)| answer["process"] == process);
+    /// The processes that were known when the question was asked, and have not answered it.
+    fn silent(&self, answers: &Answers, began: Instant) -> Vec<(String, Option<String>, Duration)> {
+        let answered: HashSet<_> =
+            answers.answers.iter().filter_map(|(answer, _)| answer["process"].as_str()).collect();
         let known = lock(&self.known);
-        let silent =
-            known.iter().filter(|(process, known)| known.answered_at < began && !has_answered(process));
+        let silent = known
+            .iter()
+            .filter(|(process, known)| known.answered_at < began && !answered.contains(process.as_str()));
         let ago = |known: &KnownProcess| known.answered_at.elapsed();
         silent.map(|(process, known)| (process.clone(), known.name.clone(), ago(known))).collect()
     }
@@ -270,38 +316,62 @@ impl ChannelListener for Asker {
         let id = message.split_at_checked(32).and_then(|(id, _)| read_id(id));
         let waiting = lock(&self.waiting);
         let Some(waiting) = id.and_then(|id| waiting.get(&id)) else { return };
-        let has_room = self.bytes.load(Ordering::Relaxed) < MOST_BYTES as u64;
-        let is_short = message.len() <= LONGEST_ANSWER;
-        let json = message.get(32..).filter(|_| has_room && is_short);
-        let answer = json.and_then(|json| serde_json::from_slice(json).ok());
-        if answer.is_some() {
-            self.bytes.fetch_add(message.len() as u64, Ordering::Relaxed);
+        // One that is too long is passed on without its content, and counted as unreadable.
+        let json = message.get(32..).filter(|_| message.len() <= LONGEST_ANSWER).unwrap_or_default();
+        if waiting.bytes.fetch_add(json.len(), Ordering::Relaxed) <= MOST_BYTES {
+            // Its receiver may just have left.
+            let _ = waiting.answers.send(Bytes::copy_from_slice(json));
         }
-        // Its receiver may just have left.
-        let _ = waiting.send(answer.ok_or(Unreadable));
     }
 }
 
-/// A question that waits for answers.
-struct Waiting<'a> {
+/// A question that was asked.
+struct Asked<'a> {
     asker: &'a Asker,
     id: Uuid,
+    answers: mpsc::UnboundedReceiver<Bytes>,
+    bytes: Arc<AtomicUsize>,
 }
 
-impl<'a> Waiting<'a> {
-    fn new(asker: &'a Asker, id: Uuid, sender: mpsc::UnboundedSender<Result<Value, Unreadable>>) -> Self {
-        lock(&asker.waiting).insert(id, sender);
-        Self { asker, id }
+impl<'a> Asked<'a> {
+    fn new(asker: &'a Asker) -> Self {
+        let (id, (sender, answers), bytes) = (Uuid::new_v4(), mpsc::unbounded_channel(), Arc::default());
+        lock(&asker.waiting).insert(id, Waiting { answers: sender, bytes: Arc::clone(&bytes) });
+        Self { asker, id, answers, bytes }
+    }
+
+    async fn collect(mut self, began: Instant, receivers: Option<u64>) -> StoreResult<Answers> {
+        let (mut answers, mut connections) = (Answers::default(), HashSet::new());
+        let mut until = Instant::now() + PATIENCE;
+        if receivers == Some(0) {
+            // Not even this process has received it.
+            return Err(StoreError::new(StoreErrorKind::Unavailable));
+        }
+        while let Ok(Some(message)) = timeout_at(until, self.answers.recv()).await {
+            self.bytes.fetch_sub(message.len(), Ordering::Relaxed);
+            let answer: Value = serde_json::from_slice(&message).unwrap_or_default();
+            if !self.asker.remember(&answer) {
+                answers.unreadable += 1;
+                continue;
+            }
+            connections
+                .insert(answer["connection"].as_str().or(answer["process"].as_str()).map(str::to_owned));
+            answers.answers.retain(|(known, _)| known["process"] != answer["process"]);
+            answers.answers.push((answer, began.elapsed()));
+            let have_all = receivers.is_some_and(|receivers| connections.len() as u64 >= receivers);
+            if have_all && self.asker.silent(&answers, began).is_empty() {
+                until = until.min(Instant::now() + FURTHER);
+            }
+        }
+        answers.silent = self.asker.silent(&answers, began);
+        answers.unanswered = receivers.unwrap_or_default().saturating_sub(connections.len() as u64);
+        Ok(answers)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        let mut waiting = lock(&self.asker.waiting);
-        waiting.remove(&self.id);
-        if waiting.is_empty() {
-            self.asker.bytes.store(0, Ordering::Relaxed);
-        }
+        lock(&self.asker.waiting).remove(&self.id);
     }
 }
 

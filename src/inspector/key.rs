@@ -1,19 +1,25 @@
 //! One key: how it is named in the store, what is stored under it, and what a request would get now.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderMap, Request, Uri};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::fleet::{Asker, PATIENCE, Question};
-use super::report::millis;
+use super::fleet::{Asker, PATIENCE, Question, unasked};
+use super::report::{self, millis};
 use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
+use crate::http::answer::{CacheStatus, ResponseReader, StoredAnswer};
 use crate::http::stored::{ResponseMeta, StoredResponse};
-use crate::http_rules::request::consider;
+use crate::http_rules::request::{RequestDemands, consider};
 use crate::key::{CacheKey, Key};
+use crate::policy::Policy;
+use crate::read_through::call::Call;
+use crate::read_through::look_up::{Lookup, look};
 use crate::store::protocol::{MutexHolder, NEVER, Token};
+use crate::value::SharedValue;
 use crate::value::entry::{Encoding, Entry, EntryKind, Freshness, Unreadable};
 
 /// The longest text of a value that is shown.
@@ -23,8 +29,14 @@ const LONGEST_VALUE: usize = 64 * 1024;
 pub(super) struct TypedKey {
     pub(super) key: Key,
     pub(super) how: Vec<String>,
-    /// The header fields of a request, for the choice among variants.
-    pub(super) request: Option<HeaderMap>,
+    /// The request for a URL.
+    pub(super) request: Option<TypedRequest>,
+}
+
+/// What decides which stored response answers a request.
+pub(super) struct TypedRequest {
+    headers: HeaderMap,
+    demands: RequestDemands,
 }
 
 /// Why a typed text names no key of the guard.
@@ -95,7 +107,8 @@ impl TypedKey {
             policy.name
         )];
         let key = Key::new(&state.namespace, &considered.key);
-        Ok(Self { key, how, request: Some(request.headers().clone()) })
+        let request = TypedRequest { headers: request.into_parts().0.headers, demands: considered.demands };
+        Ok(Self { key, how, request: Some(request) })
     }
 }
 
@@ -108,9 +121,16 @@ pub(super) async fn describe(
 ) -> Value {
     let (state, policy) = guard.parts();
     let TypedKey { key, mut how, request } = typed;
-    let key = whole(state, key).await;
-    let text = key.within(&state.namespace).to_owned();
+    // Of the store alone: a look-up with copies would make one here, and renew the right to serve it.
+    let mut of_store = Policy::clone(policy);
+    of_store.local_for = Duration::ZERO;
+    let of_store = Arc::new(of_store);
+    let key = whole_key(state, key).await;
+    let (key, variant, mut verdict) = verdict(state, &of_store, key, request.as_ref()).await;
     how.push(format!("the namespace `{}` and a `:` come before it", state.namespace));
+    how.extend(
+        variant.map(|names| format!("of the variants by {names} this request has one with a key of its own")),
+    );
     if key.full() != key.name() {
         how.push("the whole is longer than 200 bytes, so the store's name is its first 96 bytes, `~` and its SHA-256".to_owned());
     }
@@ -122,40 +142,114 @@ pub(super) async fn describe(
         asker.ask(state, &question)
     );
     let mut description = json!({
-        "key": text,
+        "key": key.within(&state.namespace),
         "digest": format!("#{}", key.digest()),
         "redis_key": format!("sg1:e:{{{}}}", key.name()),
         "how": how,
         "policy": &*policy.name,
+        "lease": lease.ok().flatten().map(describe_lease),
     });
     let processes = match answers {
-        Ok(answers) => answers.answers.into_iter().map(|(answer, _)| answer).collect(),
+        Ok(answers) => answers.into_processes(),
         Err(error) => {
-            description["fleet_error"] = super::fleet::unasked(&error).into();
-            vec![super::report::key(state, key.full())]
+            description["fleet_error"] = unasked(&error).into();
+            vec![report::key(state, key.full())]
         }
     };
-    description["lease"] = lease.ok().flatten().map(describe_lease).into();
     let is_loading = processes.iter().any(|process| process["load"].is_object());
     description["processes"] = processes.into();
-    let judged = found.judge(request.as_ref(), policy.http.normal());
-    if let Some((entry, now)) = judged.entry {
-        describe_entry(&mut description, now, &entry, &judged.tags, shows_value);
+    let has_copy = !policy.local_for.is_zero() && state.local.has_copy(&key);
+    let is_empty = matches!(found, Looked::Nothing | Looked::Failed(_));
+    if has_copy && (is_empty || matches!(verdict, Verdict::Served { .. })) {
+        verdict = Verdict::FromMemory;
     }
-    let next = if state.is_bypassed() {
-        "the guard is switched off (set_bypass): each request loads for itself".to_owned()
-    } else if is_loading && !judged.state.is_served() {
-        format!("{}; a load is running, and a request joins it", judged.why)
-    } else {
-        judged.why
+    let (key_state, why) = match () {
+        () if state.is_bypassed() => {
+            let why = "the guard is switched off (set_bypass): each request loads for itself";
+            (found.state_at_rest(), why.to_owned())
+        }
+        () => {
+            let (key_state, mut why) = found.explain(&verdict, state, policy, &key);
+            if is_loading && matches!(verdict, Verdict::NotServed) {
+                why.push_str("; a load is running, and a request joins it");
+            }
+            (key_state, why)
+        }
     };
-    description["state"] = judged.state.as_str().into();
-    description["why"] = next.into();
+    description["state"] = key_state.as_str().into();
+    description["why"] = why.into();
+    if let Looked::Entry(entry, tags, now) = &found {
+        describe_entry(&mut description, *now, entry, tags, shows_value);
+    }
     description
 }
 
+/// What a request would get now, by the look-up that each request makes.
+enum Verdict {
+    /// A copy in this process's memory has the value.
+    FromMemory,
+    Served {
+        stale: bool,
+    },
+    NotServed,
+    /// The stored response must not answer a request like this one.
+    NotForThis,
+    Failed,
+}
+
+impl Verdict {
+    fn of<V>(lookup: &Lookup<'_, V>) -> Self {
+        match lookup {
+            Lookup::LocalHit(_) => Self::FromMemory,
+            Lookup::Hit { stale, .. } => Self::Served { stale: *stale },
+            Lookup::Miss(_) => Self::NotServed,
+            Lookup::Failed(_) => Self::Failed,
+        }
+    }
+}
+
+/// A reader that accepts each value.
+fn accept(_: &Entry, _: u64, _: Option<&SharedValue>) -> Option<()> {
+    Some(())
+}
+
+/// Looks up a key as a request does, without what follows. Of a request whose variant has a key of its own, also returns that key and the
+/// names of the fields that distinguish the variants.
+async fn verdict(
+    state: &Arc<GuardState>,
+    policy: &Arc<Policy>,
+    key: Key,
+    request: Option<&TypedRequest>,
+) -> (Key, Option<String>, Verdict) {
+    let Some(TypedRequest { headers, demands }) = request else {
+        let verdict = Verdict::of(&look(Call { state, policy, key: &key }, &accept).await);
+        return (key, None, verdict);
+    };
+    let (http, status) = (&*policy.http, CacheStatus::hit as fn(u64) -> CacheStatus);
+    let wants = ResponseReader { demands, headers, http, resource: Some(&key), status };
+    let first = look(Call { state, policy, key: &key }, &wants).await;
+    let verdict = Verdict::of(&first);
+    match first {
+        Lookup::LocalHit(StoredAnswer::Elsewhere(slot))
+        | Lookup::Hit { value: StoredAnswer::Elsewhere(slot), .. } => {
+            let wants = ResponseReader { resource: None, ..wants };
+            let of_variant = look(Call { state, policy, key: &slot.key }, &wants).await;
+            let verdict = Verdict::of(&of_variant);
+            (slot.key.clone(), Some(slot.names.to_text()), verdict)
+        }
+        Lookup::LocalHit(StoredAnswer::NotForThis) | Lookup::Hit { value: StoredAnswer::NotForThis, .. } => {
+            drop(first);
+            (key, None, Verdict::NotForThis)
+        }
+        first => {
+            drop(first);
+            (key, None, verdict)
+        }
+    }
+}
+
 /// The key with this name, if the name ends in a digest, as lists show long keys: the entry has the whole text.
-async fn whole(state: &GuardState, key: Key) -> Key {
+pub(super) async fn whole_key(state: &GuardState, key: Key) -> Key {
     let is_digested = key.name().len().checked_sub(65).is_some_and(|at| key.name().as_bytes()[at] == b'~');
     if !is_digested || key.full() != key.name() {
         return key;
@@ -236,80 +330,120 @@ impl KeyState {
             Self::Unknown => "unknown",
         }
     }
-
-    /// Whether a request is answered without a load.
-    fn is_served(self) -> bool {
-        matches!(self, Self::Fresh | Self::Stale)
-    }
-}
-
-/// The state of a key, with what a request would get now, and why.
-struct Judged {
-    state: KeyState,
-    why: String,
-    /// The entry, and when it was read.
-    entry: Option<(Box<Entry>, u64)>,
-    tags: Vec<(String, bool)>,
 }
 
 impl Looked {
-    fn judge(self, request: Option<&HeaderMap>, normal: crate::http_rules::vary::Normalization) -> Judged {
-        let without = |state, why: &str| Judged { state, why: why.to_owned(), entry: None, tags: Vec::new() };
-        let (entry, tags, now) = match self {
-            Self::Failed(error) => {
-                return without(
-                    KeyState::Unknown,
-                    &format!(
-                        "the store did not answer ({error}): a request is answered as the policy says for that"
-                    ),
-                );
+    /// The state of what is stored, whatever a request accepts.
+    fn state_at_rest(&self) -> KeyState {
+        match self {
+            Self::Failed(_) => KeyState::Unknown,
+            Self::Nothing => KeyState::Absent,
+            Self::Unreadable(_) => KeyState::Unreadable,
+            Self::Entry(entry, ..) if entry.kind == EntryKind::Marker => KeyState::Marker,
+            Self::Entry(entry, tags, now) if tags.iter().all(|(_, is_current)| *is_current) => {
+                match entry.serves(*now) {
+                    Freshness::Fresh => KeyState::Fresh,
+                    Freshness::Stale | Freshness::BackingOff => KeyState::Stale,
+                    Freshness::StaleIfError | Freshness::Expired => KeyState::Expired,
+                }
             }
-            Self::Nothing => return without(KeyState::Absent, "nothing is stored: a request loads"),
-            Self::Unreadable(reason) => {
-                return without(
-                    KeyState::Unreadable,
-                    &format!("the stored bytes are no entry of this key ({reason:?}): a request loads anew"),
-                );
-            }
-            Self::Entry(entry, tags, now) => (entry, tags, now),
-        };
-        let (state, why) = judge_entry(&entry, &tags, now, request, normal);
-        Judged { state, why, entry: Some((entry, now)), tags }
+            Self::Entry(..) => KeyState::Expired,
+        }
     }
-}
 
-fn judge_entry(
-    entry: &Entry,
-    tags: &[(String, bool)],
-    now: u64,
-    request: Option<&HeaderMap>,
-    normal: crate::http_rules::vary::Normalization,
-) -> (KeyState, String) {
-    if entry.kind == EntryKind::Marker {
-        return (
-            KeyState::Marker,
-            "the last response was not for all, so requests load without waiting for each other".to_owned(),
-        );
+    /// The state of the key for the request of this verdict, and why it is so.
+    fn explain(
+        &self,
+        verdict: &Verdict,
+        state: &GuardState,
+        policy: &Policy,
+        key: &Key,
+    ) -> (KeyState, String) {
+        let at_rest = self.state_at_rest();
+        match verdict {
+            Verdict::FromMemory => {
+                (KeyState::Fresh, "a request is answered from the memory of this process".to_owned())
+            }
+            Verdict::Served { stale: false } => {
+                (KeyState::Fresh, "a request is answered with this value".to_owned())
+            }
+            Verdict::Served { stale: true } => (KeyState::Stale, self.why_stale().to_owned()),
+            Verdict::NotForThis => {
+                let why =
+                    "a request loads: the stored response must not answer one like this (RFC 9111, 3.5)";
+                (KeyState::Expired, why.to_owned())
+            }
+            Verdict::Failed => (
+                KeyState::Unknown,
+                "a request gets an error, as the policy says for a store that does not answer".to_owned(),
+            ),
+            Verdict::NotServed if matches!(at_rest, KeyState::Fresh | KeyState::Stale) => {
+                (KeyState::Expired, format!("a request loads: {}", self.why_rejected(state, policy, key)))
+            }
+            Verdict::NotServed => (at_rest, self.why_not()),
+        }
     }
-    if let Some((tag, _)) = tags.iter().find(|(_, is_current)| !is_current) {
-        return (KeyState::Expired, format!("its tag `{tag}` was invalidated: a request loads"));
+
+    fn why_stale(&self) -> &'static str {
+        match self {
+            Self::Entry(entry, _, now) if entry.serves(*now) == Freshness::BackingOff => {
+                "a request is answered with this stale value; the last load has ended without another, so no load begins yet"
+            }
+            Self::Entry(entry, ..) if entry.is_ended_early() => {
+                "a request is answered with this value, which is stale (its key or a tag was expired), and one load in the background \
+                 replaces it"
+            }
+            _ => {
+                "a request is answered with this value, which is stale, and one load in the background replaces it"
+            }
+        }
     }
-    let other =
-        request.zip(ResponseMeta::of(entry)).filter(|(headers, (meta, _))| !meta.is_for(headers, normal));
-    if let Some((_, (meta, _))) = other {
-        let names = meta.variant.map(|variant| variant.names.to_text()).unwrap_or_default();
-        let why = format!(
-            "the response that is stored first is another variant (by {names}): a request looks for its own"
-        );
-        return (KeyState::Expired, why);
+
+    /// Why a request does not get a value that may be served.
+    fn why_rejected(&self, state: &GuardState, policy: &Policy, key: &Key) -> String {
+        let Self::Entry(entry, ..) = self else { return "nothing is stored any more".to_owned() };
+        let tags = policy.tag_keys(&state.namespace, key);
+        if let Some(tag) = tags.iter().find(|tag| entry.tags.id_of(tag).is_none()) {
+            let (tag, policy) = (tag.within(&state.namespace), &policy.name);
+            return format!(
+                "the value lacks the tag `{tag}`, which the policy `{policy}` gives to each value, so it counts as invalidated"
+            );
+        }
+        if state.retained.any() {
+            return "an invalidation that the store has not confirmed yet may name it".to_owned();
+        }
+        "the stored value is not one that this request accepts".to_owned()
     }
-    let early = if entry.is_ended_early() { " (its key or a tag was expired)" } else { "" };
-    match entry.serves(now) {
-        Freshness::Fresh => (KeyState::Fresh, "a request is answered with this value".to_owned()),
-        Freshness::Stale => (KeyState::Stale, format!("a request is answered with this value, which is stale{early}, and one load in the background replaces it")),
-        Freshness::BackingOff => (KeyState::Stale, "a request is answered with this stale value; the last load has ended without another, so no load begins yet".to_owned()),
-        Freshness::StaleIfError => (KeyState::Expired, format!("a request loads, because the value's freshness has ended{early}; if the load fails, it gets this value")),
-        Freshness::Expired => (KeyState::Expired, format!("a request loads, because the value has ended{early}")),
+
+    /// Why a request loads.
+    fn why_not(&self) -> String {
+        match self {
+            Self::Failed(error) => {
+                format!(
+                    "the store did not answer ({error}): a request is answered as the policy says for that"
+                )
+            }
+            Self::Nothing => "nothing is stored: a request loads".to_owned(),
+            Self::Unreadable(reason) => {
+                format!("the stored bytes are no entry of this key ({reason:?}): a request loads anew")
+            }
+            Self::Entry(entry, ..) if entry.kind == EntryKind::Marker => {
+                "the last response was not for all, so requests load without waiting for each other"
+                    .to_owned()
+            }
+            Self::Entry(entry, tags, now) => {
+                if let Some((tag, _)) = tags.iter().find(|(_, is_current)| !is_current) {
+                    return format!("its tag `{tag}` was invalidated: a request loads");
+                }
+                let early = if entry.is_ended_early() { " (its key or a tag was expired)" } else { "" };
+                match entry.serves(*now) {
+                    Freshness::StaleIfError => format!(
+                        "a request loads, because the value's freshness has ended{early}; if the load fails, it gets this value"
+                    ),
+                    _ => format!("a request loads, because the value has ended{early}"),
+                }
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
+use crate::flight::waiter::Progress;
 use crate::guard_state::GuardState;
 use crate::health::Health;
 use crate::key::{FlightKey, Key, LoadMode};
@@ -34,26 +35,41 @@ pub(super) fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The JSON text of a report, in at most `most` bytes: its lists are shortened until it is short enough.
+/// The JSON text of a report, in at most `most` bytes: first without routes, then with ever shorter lists.
 pub(super) fn within(mut report: Value, most: usize) -> Vec<u8> {
-    loop {
-        let text = report.to_string().into_bytes();
-        if text.len() <= most {
-            return text;
+    let mut text = report.to_string();
+    if text.len() > most {
+        report["is_shortened"] = true.into();
+        for policy in report["policies"].as_array_mut().into_iter().flatten() {
+            policy["routes"] = Value::Array(Vec::new());
         }
-        let lists = ["policies", "hot", "loads"].map(|list| report[list].as_array().map_or(0, Vec::len));
-        let longest = lists.iter().zip(["policies", "hot", "loads"]).max_by_key(|(length, _)| **length);
-        match longest {
-            Some((length, list)) if *length > 0 => {
-                if let Some(list) = report[list].as_array_mut() {
-                    list.truncate(length / 2);
-                }
-                report["is_shortened"] = true.into();
-            }
-            // Nothing else has a length that grows.
-            _ => return json!({ "process": report["process"] }).to_string().into_bytes(),
-        }
+        text = report.to_string();
     }
+    // Each round takes half of each list.
+    while text.len() > most && shorten_all(&mut report) {
+        text = report.to_string();
+    }
+    text.into_bytes()
+}
+
+/// Takes away half of each list; returns whether any had elements.
+fn shorten_all(report: &mut Value) -> bool {
+    ["policies", "hot", "loads"].map(|list| shorten(report, list)).contains(&true)
+}
+
+/// Takes away half of a list, at least one; returns whether there was one.
+fn shorten(report: &mut Value, list: &str) -> bool {
+    let Some(length) = report[list].as_array().map(Vec::len).filter(|length| *length > 0) else {
+        return false;
+    };
+    if let Some(list) = report[list].as_array_mut() {
+        list.truncate(length / 2);
+    }
+    if list == "loads" {
+        let left_out = report["loads_left_out"].as_u64().unwrap_or_default();
+        report["loads_left_out"] = (left_out + (length - length / 2) as u64).into();
+    }
+    true
 }
 
 /// What a process reports of itself.
@@ -61,8 +77,7 @@ pub(super) fn process(state: &Arc<GuardState>, identity: &Identity, began: Insta
     let local = state.local.health();
     let loads = state.flights.oldest(MOST_LOADS);
     let left_out = state.flights.len().saturating_sub(loads.len());
-    let loads: Vec<_> =
-        loads.into_iter().map(|(flight, age, waiters)| load(state, &flight, age, waiters)).collect();
+    let loads: Vec<_> = loads.into_iter().map(|(flight, progress)| load(state, &flight, progress)).collect();
     let stats = state.stats();
     let stats: Map<String, Value> =
         stats.named().into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
@@ -95,13 +110,16 @@ fn hot_keys(state: &GuardState) -> Vec<Value> {
     hottest.into_iter().map(counted).collect()
 }
 
-fn load(state: &GuardState, flight: &FlightKey, age: Duration, waiters: usize) -> Value {
+fn load(state: &GuardState, flight: &FlightKey, progress: Progress) -> Value {
+    let Progress { age, waiters, loads } = progress;
     json!({
         "key": flight.key.name_within(&state.namespace),
         "digest": format!("#{}", flight.key.digest()),
         "age_ms": millis(age),
         "waiters": waiters,
         "mode": mode(flight.mode),
+        "attempts": loads,
+        "phase": if loads == 0 { "waiting" } else { "loading" },
     })
 }
 
@@ -164,8 +182,45 @@ pub(super) fn key(state: &Arc<GuardState>, full: &str) -> Value {
     let key = Key::of_full(full);
     let flight = LoadMode::ALL.into_iter().find_map(|mode| {
         let flight = FlightKey { key: key.clone(), mode };
-        let (age, waiters) = state.flights.progress_of(&flight)?;
-        Some(load(state, &flight, age, waiters))
+        let progress = state.flights.progress_of(&flight)?;
+        Some(load(state, &flight, progress))
     });
     json!({ "process": process_id(state), "has_copy": state.local.has_copy(&key), "load": flight })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_that_is_too_long_loses_its_routes_first_and_says_so() {
+        let route = |n: usize| json!({ "route": format!("/a/long/route/{n}"), "requests": { "hits": 1 } });
+        let routes = || (0..200).map(route).collect::<Vec<_>>();
+        let policy = |n: usize| json!({ "name": format!("p{n}"), "routes": routes() });
+        let load = |n: usize| json!({ "key": "k".repeat(n) });
+        let report = |loads: usize| {
+            json!({
+                "process": "p",
+                "policies": (0..2).map(policy).collect::<Vec<_>>(),
+                "loads": (0..loads).map(load).collect::<Vec<_>>(),
+                "loads_left_out": 5,
+                "hot": [],
+            })
+        };
+        let read = |text: Vec<u8>| serde_json::from_slice::<Value>(&text).expect("JSON");
+        let whole = read(within(report(3), 100_000));
+        assert!(whole["is_shortened"].is_null());
+        assert_eq!(whole["policies"][0]["routes"][199]["requests"]["hits"], 1);
+        let shorter = read(within(report(3), 2_000));
+        assert_eq!(
+            (&shorter["is_shortened"], shorter["loads"].as_array().map(Vec::len)),
+            (&json!(true), Some(3))
+        );
+        let without_routes = json!([{ "name": "p0", "routes": [] }, { "name": "p1", "routes": [] }]);
+        assert_eq!(shorter["policies"], without_routes);
+        let shortest = read(within(report(100), 2_000));
+        let kept = shortest["loads"].as_array().map_or(0, Vec::len);
+        assert!((1..100).contains(&kept), "{shortest}");
+        assert_eq!(shortest["loads_left_out"], 5 + 100 - kept);
+    }
 }

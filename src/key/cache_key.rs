@@ -79,20 +79,28 @@ impl CacheKey {
     /// The key that an operator has typed: the text of a key as pages and logs show it, else parts that are separated by `:`. Also returns
     /// which of the two it is.
     pub(crate) fn of_typed(text: &str) -> (Self, bool) {
-        let mut rest = text.bytes();
-        let is_escaped = loop {
-            match rest.next() {
-                None => break true,
-                // The crate's own keys have a `~` before their suffixes.
-                Some(b':' | b'~') => {}
-                Some(b'%')
-                    if [rest.next(), rest.next()]
-                        .iter()
-                        .all(|digit| digit.is_some_and(|digit| digit.is_ascii_hexdigit())) => {}
-                Some(byte) if PLAIN[usize::from(byte)] => {}
-                Some(_) => break false,
+        // A key of the program has no `~`; the crate's own keys have one before a suffix, or before the digest of a long key.
+        let (of_program, suffix) = text.split_at(text.find('~').unwrap_or(text.len()));
+        let is_digest = suffix.len() == 65 && suffix.bytes().skip(1).all(|byte| byte.is_ascii_hexdigit());
+        let has_suffix = is_digest || !of_program.is_empty() && of_program.starts_with("http:");
+        let is_plain = |text: &str| {
+            let mut rest = text.bytes();
+            loop {
+                match rest.next() {
+                    None => break true,
+                    Some(b':' | b'~') => {}
+                    Some(b'%') => {
+                        let digits = [rest.next(), rest.next()];
+                        if !digits.iter().all(|digit| digit.is_some_and(|digit| digit.is_ascii_hexdigit())) {
+                            break false;
+                        }
+                    }
+                    Some(byte) if PLAIN[usize::from(byte)] => {}
+                    Some(_) => break false,
+                }
             }
         };
+        let is_escaped = is_plain(text) && (suffix.is_empty() || has_suffix);
         (if is_escaped { Self::of_text(text) } else { Self::from_parts(text.split(':')) }, is_escaped)
     }
 

@@ -14,11 +14,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::sync::lock;
+
 const COUNTERS: usize = 128;
 /// One request in so many is counted, on average.
-pub(crate) const SAMPLE: u32 = 64;
-/// How long a sketch counts. The last whole minute is reported.
-const WINDOW: Duration = Duration::from_secs(60);
+pub(crate) const SAMPLE: u32 = 256;
+/// How long a sketch counts. The last whole window and the present one are reported: the last 30 to 60 seconds.
+const WINDOW: Duration = Duration::from_secs(30);
 
 /// The hot keys of a process in the last minute.
 #[derive(Debug)]
@@ -28,13 +30,13 @@ pub(crate) struct HotKeys(Mutex<Windows>);
 struct Windows {
     began: Instant,
     present: Sketch,
-    last: Option<Sketch>,
+    last: Sketch,
 }
 
 #[derive(Debug, Default)]
 struct Sketch(HashMap<Box<str>, CountedKey>);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CountedKey {
     pub(crate) count: u64,
     pub(crate) error: u64,
@@ -47,7 +49,11 @@ thread_local! {
 
 impl HotKeys {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Windows { began: Instant::now(), present: Sketch::default(), last: None }))
+        Self(Mutex::new(Windows {
+            began: Instant::now(),
+            present: Sketch::default(),
+            last: Sketch::default(),
+        }))
     }
 
     /// Whether this thread's present request is counted.
@@ -78,14 +84,18 @@ impl HotKeys {
         windows.present.count(text);
     }
 
-    /// The `most` hottest keys of the last window, or of the present one if it is the first; the hottest first. Counts are estimates of all
-    /// requests, not of the sample.
+    /// The `most` hottest keys of the last minute, the hottest first. Counts are estimates of all requests, not of the sample.
     pub(crate) fn hottest(&self, most: usize) -> Vec<(Box<str>, CountedKey)> {
-        let mut windows = crate::sync::lock(&self.0);
+        let mut windows = lock(&self.0);
         windows.turn();
-        let sketch = windows.last.as_ref().unwrap_or(&windows.present);
-        let mut all: Vec<_> = sketch.0.iter().map(|(key, counted)| (key.clone(), *counted)).collect();
+        let mut sum = windows.last.0.clone();
+        for (key, counted) in &windows.present.0 {
+            let of_both = sum.entry(key.clone()).or_default();
+            of_both.count += counted.count;
+            of_both.error += counted.error;
+        }
         drop(windows);
+        let mut all: Vec<_> = sum.into_iter().collect();
         all.sort_by(|(one, a), (other, b)| b.count.cmp(&a.count).then_with(|| one.cmp(other)));
         all.truncate(most);
         for (_, counted) in &mut all {
@@ -102,7 +112,7 @@ impl Windows {
         if age >= WINDOW {
             let ended = std::mem::take(&mut self.present);
             // A window that was not ended in time says nothing about the last minute.
-            self.last = Some(if age < 2 * WINDOW { ended } else { Sketch::default() });
+            self.last = if age < 2 * WINDOW { ended } else { Sketch::default() };
             self.began = Instant::now();
         }
     }
@@ -165,7 +175,7 @@ mod tests {
     #[test]
     fn one_request_in_so_many_is_counted() {
         // A thread of its own, with a first count of its own.
-        let counted = std::thread::spawn(|| (0..64_000).filter(|_| HotKeys::samples()).count());
+        let counted = std::thread::spawn(|| (0..256_000).filter(|_| HotKeys::samples()).count());
         let counted = counted.join().expect("no panic");
         assert!((800..1_250).contains(&counted), "{counted}");
     }
@@ -176,13 +186,14 @@ mod tests {
         let keys =
             |hot: &HotKeys| hot.hottest(9).into_iter().map(|(key, _)| key.to_string()).collect::<Vec<_>>();
         ["a", "b", "b"].iter().for_each(|key| hot.count(key));
-        assert_eq!(keys(&hot), ["b", "a"], "the first minute is not whole yet");
-        assert_eq!(hot.hottest(1)[0].1, CountedKey { count: 128, error: 0 });
+        assert_eq!(keys(&hot), ["b", "a"]);
+        assert_eq!(hot.hottest(1)[0].1, CountedKey { count: 512, error: 0 });
         tokio::time::advance(WINDOW).await;
         hot.count("c");
-        assert_eq!(keys(&hot), ["b", "a"]);
+        hot.count("a");
+        assert_eq!(keys(&hot), ["a", "b", "c"]);
         tokio::time::advance(WINDOW).await;
-        assert_eq!(keys(&hot), ["c"]);
+        assert_eq!(keys(&hot), ["a", "c"]);
         tokio::time::advance(3 * WINDOW).await;
         assert!(keys(&hot).is_empty());
     }

@@ -539,6 +539,12 @@ impl Store {
         )
     }
 
+    /// Identifies the connection on which this node listens to channels, and the number of its database, because channels are those of
+    /// all databases of a server.
+    pub(crate) fn channel_connection(&self) -> (Uuid, i64) {
+        call!(self, store => store.channel_connection(), line => line.far().channel_connection(), node => (node.node(), 0))
+    }
+
     /// Sends a message to the listeners of a channel. Answers how many connections, in a cluster of one node, receive it.
     pub(crate) async fn send_to(&self, channel: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
         call!(

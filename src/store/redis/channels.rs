@@ -15,8 +15,17 @@ use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
 /// The channels that the nodes of one backend listen on.
-#[derive(Default)]
-pub(crate) struct Channels(Mutex<HashMap<Uuid, Arc<Channel>>>);
+pub(crate) struct Channels {
+    /// Identifies the connection: it receives each message once, whatever nodes share it.
+    pub(crate) connection: Uuid,
+    by_id: Mutex<HashMap<Uuid, Arc<Channel>>>,
+}
+
+impl Default for Channels {
+    fn default() -> Self {
+        Self { connection: Uuid::new_v4(), by_id: Mutex::default() }
+    }
+}
 
 struct Channel {
     id: Uuid,
@@ -52,12 +61,12 @@ impl Channels {
         listener: Weak<dyn ChannelListener>,
         subscriber: &Subscriber,
     ) -> Arc<Channel> {
-        let mut channels = lock(&self.0);
-        // Channels that have lost their last listener are left here.
-        channels.retain(|id, channel| {
-            let is_used = !channel.listeners.is_empty();
+        let mut channels = lock(&self.by_id);
+        // Channels that have lost their last listener are left here, but for this one: its subscription serves the next listener.
+        channels.retain(|other, channel| {
+            let is_used = *other == id || !channel.listeners.is_empty();
             if !is_used {
-                subscriber.release(*id, &**channel);
+                subscriber.release(*other, &**channel);
             }
             is_used
         });

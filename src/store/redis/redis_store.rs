@@ -131,6 +131,8 @@ pub(crate) struct Connections {
     /// Digest of the server's address and the database.
     pub(super) store_id: u64,
     pub(super) topology: Topology,
+    /// The number of the database, where it is known.
+    pub(super) database: i64,
     /// Opens connections for messages.
     pub(super) connector: Connector,
     commands: Commands,
@@ -148,7 +150,8 @@ impl Connections {
         info.addr().to_string().hash(&mut store_id);
         info.redis_settings().db().hash(&mut store_id);
         let connector = Connector::new(client, settings).logging_in(&login);
-        Self::of(connector, None, Topology::Single, store_id.finish())
+        let database = info.redis_settings().db();
+        Self { database, ..Self::of(connector, None, Topology::Single, store_id.finish()) }
     }
 
     /// As [`single`](Self::single), to the server that these sentinels report as the primary.
@@ -190,6 +193,7 @@ impl Connections {
         Self {
             store_id,
             topology,
+            database: 0,
             subscriber: Subscriber::new(connector.clone(), commands.clone()),
             connector,
             commands,

@@ -30,15 +30,7 @@ async fn without_the_token_each_path_shows_nothing() {
         "Basic 3f6c2d9ab1e74f05",
         TOKEN,
     ];
-    for path in [
-        "/api/fleet",
-        "/api/key?key=secret",
-        "/api/doctor",
-        "/api/act",
-        "/api/",
-        "/api/other",
-        "/_cache/api/fleet",
-    ] {
+    for path in ["/api/fleet", "/api/key?key=secret", "/api/doctor", "/api/act"] {
         for token in tokens {
             let request = Request::get(path).header("authorization", token).body(Full::default());
             let response = send(&service, request.expect("a request")).await;
@@ -61,7 +53,7 @@ async fn without_the_token_each_path_shows_nothing() {
 async fn the_page_needs_no_token_and_shows_nothing_by_itself() {
     let guard = guard(&MemoryStore::new());
     let service = serve(guard.inspector());
-    for path in ["/", "/_cache", "/anything"] {
+    for path in ["/", "/?a"] {
         let response = send(&service, Request::get(path).body(Full::default()).expect("a request")).await;
         let policy = response.headers()["content-security-policy"].to_str().expect("text").to_owned();
         assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
@@ -86,6 +78,8 @@ async fn a_request_that_the_api_does_not_know_is_told_what_there_is() {
     };
     for (method, path, status, words) in [
         ("GET", "/api/other", StatusCode::NOT_FOUND, "api/fleet"),
+        ("GET", "/_cache", StatusCode::NOT_FOUND, "nest_service removes a prefix"),
+        ("POST", "/x/api/act", StatusCode::NOT_FOUND, "api/fleet"),
         ("POST", "/api/fleet", StatusCode::METHOD_NOT_ALLOWED, "use GET"),
         ("GET", "/api/act", StatusCode::METHOD_NOT_ALLOWED, "use POST"),
         ("DELETE", "/", StatusCode::METHOD_NOT_ALLOWED, "use GET"),

@@ -58,6 +58,7 @@ async fn each_process_answers_with_its_counts_and_its_loads() {
         (Some("report:7"), Some("under the lease")),
         "{load}"
     );
+    assert_eq!((load["phase"].as_str(), load["attempts"].as_u64()), (Some("loading"), Some(1)), "{load}");
     assert_eq!(load["digest"], two.digest(("report", 7)));
     drop(services);
 }

@@ -130,9 +130,14 @@ async fn a_url_has_the_key_of_its_get_or_a_reason_why_it_has_none() {
             Response::builder().header("vary", "accept-language").header("cache-control", "max-age=60");
         response.body(Full::<Bytes>::from("page"))
     }));
-    let request = Request::get("/p?a=1").header("host", "shop.example").header("accept-language", "de");
-    let (status, _) = read(app.oneshot(request.body(Full::default()).unwrap()).await.unwrap()).await;
-    assert_eq!(status, StatusCode::OK);
+    let load = async |language: &str| {
+        let request =
+            Request::get("/p?a=1").header("host", "shop.example").header("accept-language", language);
+        let response =
+            app.clone().oneshot(request.body(Full::default()).expect("a request")).await.expect("a response");
+        assert_eq!(read(response).await.0, StatusCode::OK);
+    };
+    load("de").await;
     let ask = async |url: &str, headers: &[&str]| {
         let headers: String = headers.iter().map(|line| format!("&header={}", encoded(line))).collect();
         json(&service, get(&format!("/api/key?url={}{headers}", encoded(url)))).await.1
@@ -145,9 +150,20 @@ async fn a_url_has_the_key_of_its_get_or_a_reason_why_it_has_none() {
     );
     assert_eq!(answer["http"], serde_json::json!({ "status": 200, "varies_on": "accept-language" }));
     let other = ask("http://shop.example/p?a=1", &["Accept-Language: fr"]).await;
+    assert_eq!(other["state"], "absent", "{other}");
+    assert!(other["how"].to_string().contains("of the variants by accept-language"), "{other}");
+    // Once it is loaded, the other variant is fresh under its own key.
+    load("fr").await;
+    let other = ask("http://shop.example/p?a=1", &["Accept-Language: fr"]).await;
+    assert_eq!(other["state"], "fresh", "{other}");
+    assert_ne!(other["key"], answer["key"]);
+    assert_eq!(ask("http://shop.example/p?a=1", &["Accept-Language: de"]).await["state"], "fresh");
+    let demanding =
+        ask("http://shop.example/p?a=1", &["Accept-Language: de", "Cache-Control: no-cache"]).await;
+    assert_eq!(demanding["state"], "expired", "{demanding}");
     assert!(
-        other["why"].as_str().is_some_and(|why| why.contains("another variant (by accept-language)")),
-        "{other}"
+        demanding["why"].as_str().is_some_and(|why| why.contains("not one that this request accepts")),
+        "{demanding}"
     );
     let absent = ask("http://shop.example/p?a=2", &[]).await;
     assert_eq!(absent["state"], "absent");
@@ -232,4 +248,30 @@ pub(super) async fn shows_the_lease(loads: &StampedeGuard, service: &InspectorSe
     );
     let after = key_of(service, "k").await;
     assert_eq!((after["lease"].is_null(), after["state"].as_str()), (true, Some("fresh")), "{after}");
+}
+
+/// After a deployment whose policy has one tag more: the values of the older one count as invalidated.
+#[tokio::test]
+async fn a_value_without_a_tag_of_the_policy_is_not_called_fresh() {
+    let store = MemoryStore::new();
+    let older = guard(&store);
+    older.insert("k", &1).await.expect("stored");
+    let policy = Policy::builder().tags(["site"]).build().expect("valid");
+    let newer = guard(&store).with_policy(policy);
+    let answer = key_of(&serve(newer.inspector()), "k").await;
+    assert_eq!(answer["state"], "expired", "{answer}");
+    assert!(answer["why"].as_str().is_some_and(|why| why.contains("lacks the tag `site`")), "{answer}");
+    assert_eq!(newer.get::<i32>("k").await.expect("read"), None, "a request gets what the answer says");
+    assert_eq!(key_of(&serve(older.inspector()), "k").await["state"], "fresh");
+}
+
+/// `~` stands before the crate's own suffixes, and is escaped in a key of the program.
+#[tokio::test]
+async fn a_typed_tilde_is_one_of_the_program() {
+    let guard = guard(&MemoryStore::new());
+    let service = serve(guard.inspector());
+    for key in ["promo~x", "~all", "~"] {
+        guard.insert(key, &1).await.expect("stored");
+        assert_eq!(key_of(&service, key).await["state"], "fresh", "{key}");
+    }
 }

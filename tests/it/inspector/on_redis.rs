@@ -125,9 +125,13 @@ async fn foreign_messages_break_nothing_and_are_counted() {
         }
         publish(channel, format!("{id}{id}{{\"about\":\"bypass\",\"on\":1}}").as_bytes());
         publish(channel, format!("{id}{}", &id[1..]).as_bytes());
+        // A switch without the right to write to the namespace.
+        let unproven = format!("{id}{id}{{\"about\":\"bypass\",\"on\":true,\"proof\":\"{id}\"}}");
+        publish(channel, unproven.as_bytes());
     }
     assert_eq!(names(&fleet_of(&services[0]).await, "answered"), ["a", "b"]);
     assert_eq!(guards[0].get_or_load("k", || async { Ok::<_, String>(1) }).await.expect("loaded"), 1);
+    assert_eq!(guards[0].stats().bypassed, 0);
 
     // A stranger that answers: with what an older version might, with no JSON, with nothing that a process says, and with 10 MiB.
     let questions = channels.iter().map(|channel| channel.to_owned()).collect::<Vec<_>>();
@@ -176,6 +180,50 @@ async fn foreign_messages_break_nothing_and_are_counted() {
     answering.join().expect("no panic");
     assert_eq!(unreadable.into_inner(), 4, "no JSON, two that name no process, and 10 MiB");
     assert_eq!(names(&fleet_of(&services[0]).await, "answered").len(), 2);
+}
+
+/// The next guard of a namespace on a connection that stays open gets the subscription of the one before.
+#[tokio::test]
+async fn a_guard_after_another_on_one_connection_is_asked_as_well() {
+    let server = RedisServer::start();
+    let backend = Backend::from(server.client());
+    let stays = StampedeGuard::builder(backend.clone()).namespace("other").build().expect("valid");
+    stays.connect().await.expect("connected");
+    for _ in 0..3 {
+        let guard = guard_on(backend.clone());
+        let service = serve(guard.inspector().name("a"));
+        eventually("it answers itself", SOON, async || {
+            let fleet = fleet_of(&service).await;
+            fleet["error"].is_null() && names(&fleet, "answered") == ["a"]
+        })
+        .await;
+    }
+}
+
+/// Channels are those of all databases of a server.
+#[tokio::test]
+async fn another_database_is_another_fleet() {
+    let server = RedisServer::start();
+    let other = format!("{}/1", server.url().trim_end_matches('/'));
+    let (here, there) = (guard_at(&server.url()).await, guard_at(&other).await);
+    let services = [("a", &here), ("b", &there)].map(|(name, guard)| serve(guard.inspector().name(name)));
+    for (service, name) in services.iter().zip(["a", "b"]) {
+        eventually("it was asked", SOON, async || fleet_of(service).await["error"].is_null()).await;
+        assert_eq!(names(&fleet_of(service).await, "answered"), [name]);
+    }
+}
+
+/// An invalidation that Redis has not confirmed hides the value in this process, and the page knows it.
+#[tokio::test]
+async fn a_value_behind_an_unconfirmed_invalidation_is_not_called_fresh() {
+    let server = RedisServer::start();
+    let (guards, services) = fleet(&server, 1).await;
+    guards[0].insert("k", &1).await.expect("stored");
+    server.run::<()>(&["ACL", "SETUSER", "minimal", "-evalsha", "-eval"]);
+    guards[0].invalidate("k").await.expect_err("refused");
+    let answer = key_of(&services[0], "k").await;
+    assert_eq!(answer["state"], "expired", "{answer}");
+    assert!(answer["why"].as_str().is_some_and(|why| why.contains("has not confirmed yet")), "{answer}");
 }
 
 #[tokio::test]

@@ -433,6 +433,10 @@ impl RedisStore {
         channels.listen_to(channel, listener, subscriber, within).await
     }
 
+    pub(crate) fn channel_connection(&self) -> (Uuid, i64) {
+        (self.connections.channels.connection, self.connections.database)
+    }
+
     pub(crate) async fn send_to(&self, to: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
         let channel = channel(to);
         let mut cmd = Cmd::with_capacity(3, channel.len() + message.len() + 16);
