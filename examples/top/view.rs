@@ -389,7 +389,7 @@ fn loads(model: &Model, width: usize) -> Content {
     let total = model.loads.len() as f64 + model.loads_left_out;
     let title = format!("Loads in progress: {}, the slowest first", count(Some(total)));
     if model.loads.is_empty() {
-        return message("Loads in progress".to_owned(), "No process loads a key.", width);
+        return message("Loads in progress".to_owned(), "No process reports a load.", width);
     }
     let mut others = vec![Column("PROCESS", 16, false), Column("AGE", 7, true), Column("WAITERS", 7, true)];
     let is_wide = width >= 90;
@@ -413,7 +413,7 @@ fn loads(model: &Model, width: usize) -> Content {
 fn hot_keys(model: &Model, width: usize) -> Content {
     let title = "Hottest keys of the last minute".to_owned();
     if model.hot.is_empty() {
-        return message(title, "No key has many requests.", width);
+        return message(title, "No process reports a hot key.", width);
     }
     let others = vec![Column("REQUESTS", 8, true), Column("ERROR", 6, true), Column("PROCESSES", 9, true)];
     let table = with_first("KEY", width, others);

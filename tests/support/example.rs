@@ -127,8 +127,11 @@ fn built(name: &str) -> PathBuf {
     if cfg!(all(feature = "tls", feature = "axum", feature = "metrics")) {
         // As `make test` builds everything: with the features of other packages' dependencies, nothing is compiled a second time.
         cargo.args(["--workspace", "--all-features"]);
-    } else if cfg!(feature = "axum") {
-        cargo.args(["--features", "axum"]);
+    } else {
+        let features = [("axum", cfg!(feature = "axum")), ("inspector", cfg!(feature = "inspector"))];
+        for (feature, _) in features.into_iter().filter(|(_, is_on)| *is_on) {
+            cargo.args(["--features", feature]);
+        }
     }
     let status = cargo.current_dir(root()).status().expect("running cargo");
     assert!(status.success(), "building the example {name}: {status}");
