@@ -2,17 +2,24 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use stampede_guard::Policy;
 use stampede_guard::health::LinkState;
 
 use super::*;
+use crate::support::example::Example;
 use crate::support::monitor::Monitor;
 use crate::support::probe::eventually;
-use crate::support::redis_server::RedisServer;
+use crate::support::redis_server::{RedisServer, free_port};
 
 const SOON: Duration = Duration::from_secs(10);
 
+/// Its commands may take long, on a busy machine.
 async fn guard_at(url: &str) -> StampedeGuard {
-    let guard = guard_on(redis::Client::open(url).expect("an address").into());
+    let policy =
+        Policy::builder().command_timeout(Duration::from_secs(1)).coordination_budget(Duration::from_secs(2));
+    let backend = Backend::from(redis::Client::open(url).expect("an address"));
+    let guard = StampedeGuard::builder(backend).namespace("shop").policy(policy.build().expect("valid"));
+    let guard = guard.build().expect("valid");
     guard.connect().await.expect("connected");
     guard
 }
@@ -260,4 +267,55 @@ async fn in_a_cluster_each_process_answers_as_well() {
         names(&fleet_of(&services[0]).await, "answered") == ["a", "b", "c"]
     })
     .await;
+}
+
+/// `examples/top`, with the rights of the documented minimal user.
+#[tokio::test]
+async fn the_example_top_prints_the_fleet_without_itself() {
+    let server = RedisServer::start();
+    let (guards, _services) = fleet(&server, 2).await;
+    let loading = guards[0].clone();
+    let load = tokio::spawn(async move {
+        let endless = || async { std::future::pending::<Result<u8, String>>().await };
+        let _ = loading.get_or_load(("user", 7), endless).await;
+    });
+    eventually("the load runs", SOON, async || guards[0].stats().flights == 1).await;
+    let url = server.minimal_user();
+    let start =
+        move || Example::start("top", &[("REDIS_URL", &*url), ("NAMESPACE", "shop"), ("RUN_ONCE", "1")]);
+    // Not in this thread: while it builds the example, the fleet would not renew its lease, and the load would not be reported any more.
+    let mut top = tokio::task::spawn_blocking(start).await.expect("started");
+    let status = top.ended().await;
+    load.abort();
+    assert!(status.success(), "{status}: {}", top.stderr());
+    top.printed("stampede-guard namespace shop, 2 processes, asked in ");
+    top.printed("2 processes, all answered");
+    for name in ["a ", "b "] {
+        assert!(top.printed(name).contains(" up, closed "), "{name}");
+    }
+    let user: Vec<_> = top.printed("user:7 ").split_whitespace().map(str::to_owned).collect();
+    assert_eq!(user[0], "a");
+    top.printed("Requests per second, the last 2s");
+    assert_eq!(top.lines_with("top "), 0);
+}
+
+#[tokio::test]
+async fn the_example_top_fails_with_advice_if_the_fleet_can_not_be_asked() {
+    let away = format!("redis://127.0.0.1:{}/", free_port());
+    let advices = [
+        (&*away, "1", "no server listens there: see that host and port are right"),
+        ("shop.example", "1", "write it as redis://USER:PASSWORD@HOST:PORT/"),
+        ("", "1", "Usage: top redis://"),
+        // Its stdout is a pipe here.
+        (&*away, "", "set RUN_ONCE=1 to print the fleet as text"),
+    ];
+    for (url, once, advice) in advices {
+        let mut env = vec![("REDIS_URL", url)];
+        env.extend(Some(("RUN_ONCE", once)).filter(|(_, once)| !once.is_empty()));
+        let mut top = Example::start("top", &env);
+        assert_eq!(top.ended().await.code(), Some(1), "{url}: {}", top.stderr());
+        let stderr = top.stderr();
+        let last = stderr.lines().last().expect("a sentence");
+        assert!(last.contains(advice), "{url}: {stderr}");
+    }
 }
