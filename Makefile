@@ -91,7 +91,7 @@ other-servers: python firewall
 check:
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --all-features -- -D warnings
-	cargo clippy --all-targets --no-default-features -- -D warnings
+	cargo clippy --all-targets --no-default-features -p stampede-guard -p stampede-guard-it -p stampede-guard-models -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
 
 bench: redis wrk

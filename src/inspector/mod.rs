@@ -16,10 +16,12 @@
 //!
 //! # Security
 //!
-//! A request has the token as `Authorization: Bearer ..`, which is compared in constant time; without it the answer is 401 and shows
-//! nothing. A browser does not add this header by itself, so another site cannot forge a request; a request that acts needs a header field
-//! besides that no form can send. The page has one script and one style, which its `Content-Security-Policy` names by their digests.
-//! **Processes trust the store**: a client that may write to it can read the reports, as it can read all keys.
+//! A request to the API has the token as `Authorization: Bearer ..`, which is compared in constant time; without it the answer is 401 and
+//! shows nothing. A browser does not add this header by itself, so another site cannot forge a request. Where all requests are admitted
+//! ([`unprotected`](Inspector::unprotected)), each needs the field `X-Stampede-Guard`, with any value, which no form and no image can send.
+//! The page has one script and one style, which its `Content-Security-Policy` names by their digests. **Processes trust the store**: a
+//! client that may listen to its channels can read the reports. A process switches its guard off or on only if the sender could also store
+//! a key in the namespace.
 
 mod api;
 mod fleet;
@@ -120,7 +122,7 @@ impl Inspector {
     }
 
     /// Makes the service, and has this process answer other inspectors from now on, as long as the guard lives. Called outside a runtime,
-    /// it answers from its first request on. The first inspector of a guard decides about the name.
+    /// it answers from its first request on. The first inspector of a guard decides about the name, and whether others may switch the guard.
     ///
     /// # Errors
     ///
