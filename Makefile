@@ -2,6 +2,9 @@
 # lab    a fleet to look at and to break, on a page in the browser; until Ctrl-C
 # lab-test
 #        the lab in a headless Chromium: each preset is clicked, and the page's numbers are compared with the origin's (ONLY=preset for one)
+# inspector-test
+#        the inspector's page in a headless Chromium, with a stub server and with a real fleet (ONLY=real: the fleet alone; ONLY is a part of
+#        the name of a check)
 # test   everything; installs redis-server first if it is missing
 # check  format, lints and documentation, which must be clean before a commit
 # bench  the numbers of docs/performance.md, docs/measurements.md and docs/lock-speed.md
@@ -54,7 +57,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: package run test check bench instructions valgrind alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test chromium
+.PHONY: package run test check bench instructions valgrind alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test inspector-test chromium
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -67,6 +70,9 @@ lab:
 
 lab-test: redis chromium python
 	tests/lab/run.py
+
+inspector-test: redis chromium python
+	tests/inspector/run.py
 
 test: redis firewall
 	tests/scripts/test.sh --workspace --all-features

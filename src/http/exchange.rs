@@ -531,7 +531,7 @@ fn hit_at_once(
 /// invalidation of the resource reaches its entry. Such a request is a QUERY with this `content`, has another proxy report than the
 /// policy's, or its target is not in normal form: a router may answer `/p` and `/%70` differently, so with a shared entry one client could
 /// replace the response of all others.
-pub(super) fn separate_key(
+pub(crate) fn separate_key(
     guard: &StampedeGuard,
     key: &mut Key,
     demands: &RequestDemands,

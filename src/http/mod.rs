@@ -283,7 +283,7 @@ pub(crate) mod answer;
 mod body;
 mod candidate;
 mod commit;
-mod exchange;
+pub(crate) mod exchange;
 mod explain;
 #[cfg(any(test, fuzzing))]
 #[path = "../../tests/unit/http/fuzzed.rs"]

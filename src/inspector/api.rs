@@ -215,31 +215,32 @@ impl Served {
         let (state, began) = (self.guard.parts().0, Instant::now());
         let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
         let this = report::process_id(state);
-        // This process answers even if the store does not.
-        let mut own = report::process(state, &self.identity, self.began);
-        own["is_this"] = true.into();
-        (own["state"], own["answered_in_ms"]) = ("answered".into(), 0.into());
         let mut fleet = json!({
             "namespace": &*state.namespace,
             "at_ms": at_ms,
             "may_act": self.identity.may_act,
             "shows_values": self.shows_values,
         });
-        let mut processes = vec![own];
         let installed = Answerer::install(state, self.identity.clone()).await;
         let asked = match installed {
             Ok(()) => self.asker.ask(state, &Question::Process).await,
             Err(error) => Err(error),
         };
+        let mut others = Vec::new();
         match asked {
             Ok(answers) => {
                 (fleet["unreadable"], fleet["unanswered"]) =
                     (answers.unreadable.into(), answers.unanswered.into());
-                let others = answers.into_processes();
-                processes.extend(others.into_iter().filter(|process| process["process"] != *this));
+                others = answers.into_processes();
             }
             Err(error) => fleet["error"] = unasked(&error).into(),
         }
+        // This process answers even if the store does not, and now it knows whether it did.
+        let mut own = report::process(state, &self.identity, self.began);
+        own["is_this"] = true.into();
+        (own["state"], own["answered_in_ms"]) = ("answered".into(), 0.into());
+        let mut processes = vec![own];
+        processes.extend(others.into_iter().filter(|process| process["process"] != *this));
         fleet["processes"] = processes.into();
         fleet["took_ms"] = millis(began.elapsed()).into();
         fleet
@@ -344,7 +345,9 @@ impl Served {
         let namespace = &self.guard.parts().0.namespace;
         let key = match name {
             "invalidate" => {
-                let typed = self.typed(text_of("key"), text_of("url"), &[]);
+                let lines = action["headers"].as_array().into_iter().flatten();
+                let lines: Vec<_> = lines.map(|line| line.as_str().unwrap_or_default().to_owned()).collect();
+                let typed = self.typed(text_of("key"), text_of("url"), &lines);
                 let typed = typed.map_err(|no_key| match no_key {
                     NoKey::Invalid(text) => bad_request(text),
                     NoKey::Bypass(why) => bad_request(format!("a request like this one has no key: {why}")),
@@ -425,9 +428,7 @@ impl Served {
 
 /// The answer to an action that the store has not confirmed.
 fn unconfirmed(error: &Error) -> (StatusCode, String) {
-    let text =
-        format!("not confirmed: {error}; this process serves nothing that it names, and sends it again");
-    (StatusCode::SERVICE_UNAVAILABLE, text)
+    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
 /// The whole body, up to [`LONGEST_BODY`].

@@ -12,6 +12,7 @@ use super::report::{self, millis};
 use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
 use crate::http::answer::{CacheStatus, ResponseReader, StoredAnswer};
+use crate::http::exchange::separate_key;
 use crate::http::stored::{ResponseMeta, StoredResponse};
 use crate::http_rules::request::{RequestDemands, consider};
 use crate::key::{CacheKey, Key};
@@ -102,11 +103,15 @@ impl TypedKey {
         let considered = consider(&request, false, &policy.http.requests, CacheKey::from_texts);
         let considered =
             considered.map_err(|rule| NoKey::Bypass(format!("{} ({})", rule.token(), rule.section())))?;
-        let how = vec![format!(
+        let mut how = vec![format!(
             "the key of a GET under the policy `{}` is made from scheme, authority, path and query, and what the policy adds",
             policy.name
         )];
-        let key = Key::new(&state.namespace, &considered.key);
+        if policy.http.no_vary_search && uri.query().is_some() {
+            how.push("a rule of the path by `No-Vary-Search` was not followed: a request may have the key of its canonical query".to_owned());
+        }
+        let mut key = Key::new(&state.namespace, &considered.key);
+        separate_key(guard, &mut key, &considered.demands, &request, None);
         let request = TypedRequest { headers: request.into_parts().0.headers, demands: considered.demands };
         Ok(Self { key, how, request: Some(request) })
     }

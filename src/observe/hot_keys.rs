@@ -43,8 +43,8 @@ pub(crate) struct CountedKey {
 }
 
 thread_local! {
-    /// How many requests this thread still skips.
-    static SKIPS: Cell<u32> = const { Cell::new(0) };
+    /// How many requests this thread still skips; `u32::MAX` before its first.
+    static SKIPS: Cell<u32> = const { Cell::new(u32::MAX) };
 }
 
 impl HotKeys {
@@ -60,9 +60,10 @@ impl HotKeys {
     #[inline]
     pub(crate) fn samples() -> bool {
         let sampled = SKIPS.try_with(|skips| match skips.get() {
-            0 => {
+            // The first request of a thread is as likely to be counted as any other.
+            skipped @ (0 | u32::MAX) => {
                 skips.set(fastrand::u32(..2 * SAMPLE - 1));
-                true
+                skipped == 0
             }
             left => {
                 skips.set(left - 1);

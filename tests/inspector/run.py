@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Tests the inspector's page in a real browser.
+"""Tests the inspector's page in a real browser, with a stub server and with a real fleet.
 
-    tests/inspector/run.py                                                     all checks, with the stub server
-    ONLY=hostile tests/inspector/run.py                                        one of the checks that need the stub
-    INSPECTOR_URL=http://.. INSPECTOR_TOKEN=.. tests/inspector/run.py          the checks of a healthy fleet, with a real server
+    make inspector-test                                                all checks
+    make inspector-test ONLY=real                                      those of the real fleet; ONLY is a part of the name of a check
+    INSPECTOR_URL=http://.. INSPECTOR_TOKEN=.. tests/inspector/run.py  the checks of a healthy fleet, with a server that runs already
 
-Screenshots go to target/inspector, or to the folder of INSPECTOR_SCREENSHOTS. A test that fails adds one.
+Screenshots go to target/inspector, or to the folder of INSPECTOR_SCREENSHOTS. A test that fails adds one. INSPECTOR_PROGRAM names a
+build of examples/axum_server.rs.
 """
 
 import base64
+import contextlib
 import copy
 import hashlib
 import itertools
@@ -16,6 +18,7 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -29,6 +32,8 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "lab"))
 sys.path.insert(0, HERE)
 
 from browser import Browser  # noqa: E402
+from build import build  # noqa: E402
+from fleet import HOST, TOKEN, Fleet, wait  # noqa: E402
 from stub import Stub, content  # noqa: E402
 
 SHOTS = os.environ.get("INSPECTOR_SCREENSHOTS") or os.path.join(ROOT, "target", "inspector")
@@ -39,22 +44,31 @@ POLICY = (
 MOST_PAGE_BYTES = 150 * 1024
 # With the stub, the page's clock runs faster: 60 s of its plots take 6 s.
 SPEED = 10
+# With the real fleet it refreshes twice a second. The service answers requests within 0.9 s with the same data.
+REAL_SPEED = 4
+# The service waits half a second for processes that do not answer.
+MOST_REFRESH_MS = 1_000
 # Counts the page's pending timers and requests: without any, the page sends nothing unless the operator acts.
 WATCH = """(() => {
   const [set, clear, send] = [setTimeout, clearTimeout, fetch];
   const now = performance.now.bind(performance);
   const pending = new Set();
-  window.watch = { pending, running: 0, most: 0, violations: [], totals: [] };
+  window.watch = { pending, running: 0, most: 0, violations: [], totals: [], slowest: 0 };
   window.setTimeout = (act, delay = 0) => {
-    const id = set(() => (pending.delete(id), act()), delay / SPEED);
+    // The long delays are deadlines: less than a second of real time would be too little for a busy machine.
+    const id = set(() => (pending.delete(id), act()), Math.max(delay / SPEED, delay < 10_000 ? 0 : 1_000));
     pending.add(id);
     return id;
   };
   window.clearTimeout = (id) => (pending.delete(id), clear(id));
   window.setInterval = () => { throw new Error("setInterval is not watched"); };
-  window.fetch = (...of) => {
+  window.fetch = (url, ...of) => {
+    const began = now();
     watch.most = Math.max(watch.most, ++watch.running);
-    return send(...of).finally(() => watch.running--);
+    return send(url, ...of).finally(() => {
+      watch.running--;
+      if (url.endsWith("api/fleet")) watch.slowest = Math.max(watch.slowest, now() - began);
+    });
   };
   performance.now = () => now() * SPEED;
   addEventListener("securitypolicyviolation", (event) => watch.violations.push(event.violatedDirective + " " + event.blockedURI));
@@ -106,12 +120,21 @@ CONTRASTS = f"""(() => {{
 class Inspector:
     """The page in a browser, and the API beside it."""
 
-    def __init__(self, url, token):
-        self.url, self.token, self.browser = url, token, Browser(1280, 900)
+    def __init__(self):
+        self.url, self.token, self.prefix, self.browser = None, None, "", Browser(1280, 900)
         self.browser.colours("light")
 
-    def open(self, path="", speed=1):
+    def use(self, url, token, prefix=""):
+        """Screenshots of this server have the prefix."""
+        self.url, self.token, self.prefix = url, token, prefix
+
+    def leave(self):
+        """Ends the page, with its token and its requests."""
         self.run("location.protocol.startsWith('http') && sessionStorage.clear()")
+        self.browser.open("about:blank")
+
+    def open(self, path="", speed=1):
+        self.leave()
         self.browser.before_page(WATCH.replace("SPEED", str(speed)))
         self.browser.open(self.url + path)
         # A click would miss what moves.
@@ -141,7 +164,7 @@ class Inspector:
         width = self.run("innerWidth")
         if whole:
             self.run("scrollTo({ top: 0, behavior: 'instant' })")
-        self.browser.screenshot(os.path.join(SHOTS, f"{name}.png"), clip=(0, 0, width, height) if whole else None)
+        self.browser.screenshot(os.path.join(SHOTS, f"{self.prefix}{name}.png"), clip=(0, 0, width, height) if whole else None)
 
     def answers(self, more=1):
         """Waits for this many further answers of the fleet to be displayed."""
@@ -258,7 +281,8 @@ def check_key(inspector):
     answer = inspector.get("api/key?key=user:42")
     state = inspector.text("#key-result .pill")
     assert state == answer["state"], f"the page has {state}, the API {answer['state']}"
-    assert inspector.text("#key-result .why") == answer["why"].replace("`", "")
+    why = inspector.text("#key-result .why")
+    assert why.lower().rstrip(".") == answer["why"].replace("`", "").lower().rstrip("."), why
     inspector.click("#key-result details:last-child summary")
     raw = json.loads(inspector.wait("document.querySelector('#key-result details:last-child pre')?.textContent", "the raw JSON is displayed"))
     assert raw.keys() == answer.keys() and raw["redis_key"] == answer["redis_key"], raw
@@ -358,7 +382,8 @@ def check_looks(inspector):
         inspector.browser.colours(scheme)
         inspector.browser.resize(*size)
         inspector.run("scrollTo(0, 0)")
-        inspector.answers()
+        # The plots are drawn again for the width.
+        inspector.run("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         inspector.shot(name)
     inspector.browser.colours("light")
     inspector.browser.resize(1280, 900)
@@ -375,13 +400,12 @@ def check_forget(inspector):
     inspector.displayed()
 
 
-def check_any(inspector, speed):
+def check_any(inspector, speed=1, answers=0):
     check_policy(inspector)
     inspector.open(speed=speed)
     check_sign_in(inspector)
     check_fleet(inspector)
-    if speed > 1:
-        inspector.answers(32)
+    inspector.answers(answers)
     check_looks(inspector)
     check_live(inspector)
     check_key(inspector)
@@ -396,6 +420,11 @@ def check_any(inspector, speed):
 
 
 # Checks with the stub only.
+
+
+def check_page(inspector, stub):
+    stub.token = inspector.token = "s3cret"
+    check_any(inspector, SPEED, answers=32)
 
 
 def check_token(inspector, stub):
@@ -431,13 +460,20 @@ BIDI = "user:\u202eevil\u2066\u0000\u001b[31m\u200b\n\ufeff\u061c"
 HTML = "<img src=x onerror=\"window.injected=1\"><script>window.injected=1</script>'\"&amp;`<h6>`"
 
 
+def check_harmless(inspector, where):
+    """No text of a cache has become an element, and no invisible character is in the page."""
+    raw = inspector.run("document.body.textContent.match(/[\\u202e\\u2066\\u200b\\u0000\\u001b\\ufeff\\u061c]/g)")
+    added = inspector.run("document.querySelectorAll('img, iframe, h6, #main script').length + (window.injected ?? 0)")
+    assert raw is None and added == 0, f"{where}: {raw} {added}"
+
+
 def check_hostile(inspector, stub):
     """Keys and other texts are displayed as text, each invisible character as an escape."""
     long = "k" * 65_536
 
     def hostile():
         answer = stub.model.answer()
-        answer["namespace"] = HTML + BIDI
+        answer["namespace"] = answer["error"] = HTML + BIDI
         first = answer["processes"][0]
         first["name"] = first["version"] = HTML + BIDI
         first["health"].update(commands=HTML, breaker=BIDI, reason=HTML * 40)
@@ -454,7 +490,7 @@ def check_hostile(inspector, stub):
         answer.update(key=key, redis_key=HTML + BIDI, digest=BIDI, how=[HTML, BIDI], why=HTML + BIDI, state=HTML)
         answer.update(value=f"line\n{HTML}{BIDI}", tags=[{"name": HTML}, {"name": BIDI}])
         answer["processes"][0]["process"] = HTML
-        answer["variants"] = [{"fields": HTML, "digest": BIDI}]
+        answer.update(policy=HTML, codec=BIDI, http={"status": 200, "varies_on": HTML + BIDI}, fleet_error=HTML + BIDI)
         return status, answer
 
     stub.fleet, stub.key = hostile, hostile_key
@@ -463,12 +499,7 @@ def check_hostile(inspector, stub):
     inspector.open(speed=SPEED)
     inspector.answers(3)
 
-    def harmless(where):
-        raw = inspector.run("document.body.textContent.match(/[\\u202e\\u2066\\u200b\\u0000\\u001b\\ufeff\\u061c]/g)")
-        added = inspector.run("document.querySelectorAll('img, iframe, h6, #main script').length + (window.injected ?? 0)")
-        assert raw is None and added == 0, f"{where}: {raw} {added}"
-
-    harmless("fleet")
+    check_harmless(inspector, "fleet")
     assert inspector.run("document.querySelector('#now-rows').textContent.includes('<img src=x onerror')"), "HTML is displayed as text"
     escapes = inspector.run("[...document.querySelectorAll('#now-rows .esc')].map((it) => it.textContent)")
     assert {"U+202E", "U+2066", "U+0000", "U+001B", "U+D800"} <= set(escapes), f"displayed as escapes: {escapes}"
@@ -485,19 +516,16 @@ def check_hostile(inspector, stub):
         inspector.set_live(False)
         before = len(stub.seen("api/key"))
         inspector.click(f"#hot-rows tr:nth-child({row + 1}) button")
-        if key == long:
-            # The request line of a server that accepts 64 KiB is not the page's concern; that of the stub is shorter.
-            inspector.wait("document.querySelector('#key-error').textContent", "the page says that the request failed")
-        else:
-            inspector.wait("document.querySelector('#key-result .pill') !== null", "the answer is displayed")
-        request = stub.seen("api/key")[before:]
-        sent = urllib.parse.parse_qs(urllib.parse.urlsplit(request[0][1]).query)["key"][0] if request else key
+        inspector.wait("document.querySelector('#key-result .pill') !== null", "the answer is displayed")
+        (method, path, _, body), = stub.seen("api/key")[before:]
+        assert method == ("POST" if key == long else "GET"), "a long key is sent as a form"
+        sent = urllib.parse.parse_qs(body.decode() if key == long else urllib.parse.urlsplit(path).query)["key"][0]
         assert sent == key, f"the page asks for {sent[:40]!r}"
-        harmless(key[:20])
+        check_harmless(inspector, key[:20])
         if key == HTML:
             inspector.click("#key-result details:last-child summary")
             inspector.wait("document.querySelector('#key-result details:last-child pre') !== null", "the raw JSON is displayed")
-            harmless("raw JSON")
+            check_harmless(inspector, "raw JSON")
             check_width(inspector, "a hostile key", widths=(360, 1280))
             inspector.shot("hostile-key")
         inspector.run("document.querySelector('#key-close').click()")
@@ -505,14 +533,13 @@ def check_hostile(inspector, stub):
     inspector.click(f"#hot-rows tr:nth-child({row + 1}) button")
     inspector.wait("document.querySelector('#key-result summary') !== null", "the whole text is offered")
     inspector.click("#key-result summary")
-    whole = inspector.wait("document.querySelector('#key-result pre')?.textContent.length", "the whole text is displayed")
+    whole = inspector.wait("document.querySelector('#key-result details pre')?.textContent.length", "the whole text is displayed")
     assert whole == len(long), f"{whole} characters"
-    height = inspector.run("document.querySelector('#key-result pre').clientHeight")
+    height = inspector.run("document.querySelector('#key-result details pre').clientHeight")
     assert height < 400, f"the box of the whole text is {height} high"
     inspector.click("#doctor-run")
     inspector.wait("document.querySelectorAll('#findings > li').length === 2", "the findings are displayed")
-    harmless("doctor")
-    inspector.allow_refusals(414, 431)
+    check_harmless(inspector, "doctor")
 
 
 def places(value, path=()):
@@ -580,7 +607,12 @@ def check_trouble(inspector, stub):
         second["health"].update(commands="down", breaker="open", outages=2, inbox="down", inbox_lag_ms=None)
         second["health"]["reason"] = "Connection refused (os error 111)"
         second["stats"]["kept_invalidations"] = 7
-        third["is_bypassed"], third["version"], answer["unreadable"] = True, "0.2.0", 1
+        third["is_bypassed"], third["version"], third["is_shortened"], answer["unreadable"] = True, "0.2.0", True, 1
+        return 200, answer
+
+    def alone():
+        answer = stub.model.answer()
+        answer.update(error="the other processes could not be asked: the store did not answer in time", processes=answer["processes"][:1])
         return 200, answer
 
     inspector.open(speed=SPEED)
@@ -597,10 +629,17 @@ def check_trouble(inspector, stub):
     total = inspector.run("[...document.querySelector('#fleet-total').cells].map((it) => it.textContent)")
     assert total[1] == "1 silent" and total[2] == "2 versions" and total[4] == "1 breaker open" and total[8] == "7" and total[10] == "on in 1", total
     assert "3 of 4 processes answered" in inspector.text("#summary")
-    assert "1 answer unreadable" in inspector.text("#fleet-note")
+    note = inspector.text("#fleet-note")
+    assert "1 answer unreadable" in note and "lists of 1 process shortened" in note and "lists shortened" in rows[1][1], (note, rows[1])
     assert inspector.run("document.querySelectorAll('.plot .gap').length") > 0, "the plots mark the time of the silence"
     check_contrast(inspector, "trouble")
     inspector.shot("trouble")
+    stub.fleet = alone
+    inspector.answers(4)
+    banner = "Not the whole fleet. The other processes could not be asked: the store did not answer in time. Only this process is shown."
+    assert inspector.text("#banner") == banner, inspector.text("#banner")
+    assert "1 process, the others unknown" in inspector.text("#summary") and "others unknown" in inspector.text("#fleet-total")
+    inspector.shot("alone")
 
 
 def check_many(inspector, stub):
@@ -746,6 +785,12 @@ def check_routes(inspector, stub):
     assert 100 < total < 900, f"{total} requests/s to the route"
     inspector.answers(2)
     assert inspector.run("document.querySelector('#route').value") == "/search", "the choice stays"
+    inspector.set_live(False)
+    totals = []
+    for route in ["", "/prices/{sku}"]:
+        inspector.run(f"(() => {{ const it = document.querySelector('#route'); it.value = '{route}'; it.dispatchEvent(new Event('change')); }})()")
+        totals.append(float(inspector.text(".plot[data-policy=prices] .total").replace(",", "").split()[0]))
+    assert 1.02 < totals[0] / totals[1] < 1.2, f"a policy's total has its requests with and without a route: {totals}"
 
 
 def check_keys(inspector, stub):
@@ -760,8 +805,8 @@ def check_keys(inspector, stub):
     inspector.wait("document.querySelector('#key-result .name .key')?.textContent === 'product:7'", "the key is displayed")
     assert inspector.run("document.querySelector('#key-text').value") == "product:7"
     text = inspector.run("document.querySelector('#key-result').innerText")
-    for part in ["stale", "1 min 1 s", "3 min 59 s", "18 KiB", "web-4, 900 ms left", "for 812 ms, 12 waiters", "invalidated since",
-                 "sg1:e:{shop:product:7}"]:
+    for part in ["stale", "1 min 1 s", "3 min 59 s", "8 min 59 s", "18 KiB, stored compressed", "JSON", "for 812 ms, 12 waiters, in the background",
+                 "invalidated since", "sg1:e:{shop:product:7}"]:
         assert part in text, f"{part} is not in {text}"
     inspector.click("#key-result .tags button")
     assert inspector.run("document.activeElement.id + document.activeElement.value") == "act-tagproduct:1001", "a tag is taken over into Actions"
@@ -781,7 +826,8 @@ def check_keys(inspector, stub):
     inspector.wait("document.querySelector('#key-result .pill') !== null", "the answer about the URL is displayed")
     asked = urllib.parse.parse_qs(urllib.parse.urlsplit(stub.seen("api/key")[-1][1]).query)
     assert asked == {"url": ["https://shop.example/search?q=a+b&r=1"], "header": ["Accept-Encoding: gzip, br", "Accept: text/html"]}, asked
-    assert "Variants (2)" in inspector.text("#key-result")
+    for part in ["200", "Varies by", "accept-encoding", "HTTP response"]:
+        assert part in inspector.text("#key-result"), part
     inspector.shot("key-url")
     check_contrast(inspector, "a URL")
     inspector.click("#key-close")
@@ -868,41 +914,320 @@ def check_motion(inspector, stub):
     inspector.browser.colours("light")
 
 
+# Checks with the real fleet.
+
+
+def open_real(inspector):
+    inspector.open(speed=REAL_SPEED)
+    inspector.sign_in(TOKEN)
+    inspector.displayed()
+    inspector.allow_refusals(401)
+
+
+def look_up(inspector, mode, text):
+    """Looks up a key or a URL, and returns its state, its name and what the panel says."""
+    inspector.click(f"input[name=mode][value={mode}]")
+    inspector.browser.type(f"#key-{mode}" if mode == "url" else "#key-text", text)
+    inspector.run("document.querySelector('#key-result').replaceChildren()")
+    inspector.click("#key-look")
+    ended = "document.querySelector('#key-result .pill') !== null || document.querySelector('#key-error').textContent"
+    inspector.wait(ended, "the answer is displayed")
+    assert inspector.text("#key-error") == "", inspector.text("#key-error")
+    return (
+        inspector.text("#key-result .pill"), inspector.text("#key-result .name .key"),
+        inspector.run("document.querySelector('#key-result').innerText"),
+    )
+
+
+def url_of(path):
+    return f"http://{HOST}{path}"
+
+
+def wait_states(inspector, *states):
+    """Waits until the panel Fleet has exactly these processes, each with its state."""
+    script = (
+        "JSON.stringify([...document.querySelectorAll('#fleet-rows tr')]"
+        ".map((it) => `${it.cells[0].textContent.split(' ')[0]} ${it.cells[1].textContent.split(' ')[0]}`).sort())"
+    )
+    inspector.wait(f"{script} === {json.dumps(json.dumps(sorted(states), separators=(',', ':')))}", f"the fleet is {', '.join(states)}")
+
+
+def act(inspector, button, expected):
+    """Confirms an action, and returns what the service says about it."""
+    entries = inspector.run("document.querySelectorAll('#act-log li').length")
+    inspector.click(button)
+    inspector.wait("document.querySelector('#confirm').open", "the page asks for confirmation")
+    asked = inspector.text("#confirm-text")
+    inspector.click("#confirm-yes")
+    log = "document.querySelector('#act-log li').textContent"
+    inspector.wait(
+        f"document.querySelectorAll('#act-log li').length > {entries} && !{log}.endsWith('running ..')", f"the result of {button} is displayed",
+    )
+    answered = inspector.run(log)
+    assert expected in answered, answered
+    return asked, answered
+
+
+def check_real_page(inspector, fleet):
+    check_any(inspector, REAL_SPEED)
+
+
+def check_real_loads(inspector, fleet):
+    """Loads in progress are displayed with their key, process and waiters."""
+    open_real(inspector)
+    rows = "[...document.querySelectorAll('#now-rows tr')].map((it) => [...it.cells].map((cell) => cell.textContent))"
+    for attempt in range(100, 1_000, 100):
+        fleet.send("web-1", f"/report/{attempt}", 3)
+        fleet.send("web-2", f"/report/{attempt + 1}", 2)
+        fleet.send("web-2", f"/report/{attempt + 2}")
+        fleet.send("web-3", f"/report/{attempt + 3}")
+        expected = {
+            (f"http:http:{HOST}:/report/{attempt + number}", name, waiters)
+            for number, name, waiters in [(0, "web-1", "3"), (1, "web-2", "2"), (2, "web-2", "1"), (3, "web-3", "1")]
+        }
+        # On a slow machine a load may end between two answers.
+        while any(thread.is_alive() for thread in fleet.requests):
+            displayed = {(key, name, waiters) for key, name, _, waiters in inspector.run(rows)}
+            if expected <= displayed:
+                break
+            inspector.browser.hear(0.05)
+        else:
+            continue
+        break
+    else:
+        raise AssertionError(f"no answer had {expected}, the last one {displayed}")
+    inspector.set_live(False)
+    inspector.shot("loads")
+    fleet.settle()
+    inspector.set_live(True)
+    inspector.wait("document.querySelectorAll('#now-rows tr').length === 0 && !document.querySelector('#now-empty').hidden", "no load is displayed")
+    inspector.wait("document.querySelector('.plot[data-policy=default] .chart path') !== null", "the plot has requests")
+
+
+def check_real_key(inspector, fleet):
+    """A response is found by its URL and by its key; a load is displayed with its process."""
+    open_real(inspector)
+    status, _ = fleet["web-2"].get("/report/7")
+    assert status == 200, status
+    state, key, text = look_up(inspector, "url", url_of("/report/7"))
+    assert (state, key) == ("fresh", f"http:http:{HOST}:/report/7"), (state, key)
+    for part in ["Load took", "HTTP response", "web-1", "web-2", "web-3"]:
+        assert part in text, f"{part} is not in {text}"
+    inspector.shot("key-fresh")
+    state, same, _ = look_up(inspector, "key", key)
+    assert (state, same) == ("fresh", key), (state, same)
+    for report in range(70, 80):
+        fleet.send("web-2", f"/report/{report}", 2)
+        wait(lambda report=report: fleet["web-2"].loads(report), "the load begins")
+        state, _, text = look_up(inspector, "url", url_of(f"/report/{report}"))
+        found = re.search(r"web-2\s+\S+\s+for ([\d.]+ m?s), 2 waiters, under the lease", text)
+        fleet.settle()
+        # On a slow machine the load may end before the look-up.
+        if found and state == "absent" and "joins it" in text:
+            break
+    else:
+        raise AssertionError(f"the load is not displayed: {text}")
+    assert look_up(inspector, "url", url_of(f"/report/{report}"))[0] == "fresh"
+
+
+def check_real_actions(inspector, fleet):
+    """An invalidation on the page causes another load, and the bypass reaches each process."""
+    open_real(inspector)
+
+    def loads():
+        return [server.loads(8) for server in fleet]
+
+    fleet["web-1"].get("/report/8")
+    assert loads() == [1, 0, 0], loads()
+    assert look_up(inspector, "url", url_of("/report/8"))[0] == "fresh"
+    _, answered = act(inspector, "#act-key", "final in every process")
+    print(f"  {answered[8:]}")
+    inspector.wait("document.querySelector('#key-result .pill').textContent === 'absent'", "the key is absent now")
+    fleet["web-2"].get("/report/8")
+    assert loads() == [1, 1, 0], loads()
+    bypass = "document.querySelector('#fleet-total').cells[10].textContent"
+    asked, answered = act(inspector, "#act-bypass-on", "the guard is off in 3 of 3 processes")
+    assert "each process that allows actions" in asked, asked
+    print(f"  {answered[8:]}")
+    inspector.wait(f"{bypass} === 'on in 3'", "the bypass is on in each process")
+    inspector.shot("bypass")
+    for server in fleet:
+        fleet.send(server.name, "/report/8")
+    fleet.settle()
+    assert loads() == [2, 2, 1], loads()
+    act(inspector, "#act-bypass-off", "the guard is on in 3 of 3 processes")
+    inspector.wait(f"{bypass} === 'off'", "the bypass is off")
+    for server in fleet:
+        server.get("/report/8")
+    assert loads() == [2, 2, 1], loads()
+
+
+def check_real_hostile(inspector, fleet):
+    """Keys from requests and from the operator are displayed as text."""
+    open_real(inspector)
+    # hyper accepts no longer URI.
+    long = "k" * 65_000
+    parts = [urllib.parse.quote(HTML), urllib.parse.quote(BIDI), "%FF%FE%C3%28", long]
+    for part in parts:
+        fleet.send("web-1", f"/report/9?q={part}")
+    wait(lambda: fleet["web-1"].loads(9) == len(parts), "a load of each query has begun")
+    inspector.wait("document.querySelectorAll('#now-rows tr').length > 0", "a load is displayed")
+    check_harmless(inspector, "Now")
+    fleet.settle()
+    for part in parts:
+        state, name, _ = look_up(inspector, "url", url_of(f"/report/9?q={part}"))
+        assert state == "fresh" and name.startswith(f"http:http:{HOST}:/report/9"), f"{part[:40]}: {state}, {name}"
+        check_harmless(inspector, part[:40])
+    inspector.shot("hostile-url")
+    for key in [HTML, BIDI, "\udc80\ud800", "%FF%FE", "k" * 65_536, "\u202e" * 20_000]:
+        state, name, _ = look_up(inspector, "key", key)
+        # A field of one line drops line ends.
+        assert state == "absent" and name, f"{key[:40]!r}: {state}, {name}"
+        check_harmless(inspector, key[:40])
+        if key == HTML:
+            assert name.startswith("<img%20src=x%20onerror="), name
+            inspector.shot("hostile-key")
+
+
+def check_real_access(inspector, fleet):
+    """Without the right token nothing of the cache is displayed, and the API answers nothing."""
+    fleet["web-1"].get("/report/7")
+    for sent in [None, "Bearer wrong-wrong-wrong", "Bearer", f"Basic {TOKEN}"]:
+        for path in ["fleet", "key?key=a", f"key?url={url_of('/report/7')}", "doctor"]:
+            request = urllib.request.Request(f"{inspector.url}/api/{path}", headers={"Authorization": sent} if sent else {})
+            try:
+                urllib.request.urlopen(request, timeout=30)
+                raise AssertionError(f"{path} is answered with {sent}")
+            except urllib.error.HTTPError as error:
+                body = error.read().decode()
+                assert error.code == 401 and "report" not in body, (error.code, body)
+    inspector.open(speed=REAL_SPEED)
+    for token in [None, "wrong-wrong-wrong-wrong"]:
+        if token:
+            inspector.sign_in(token)
+            inspector.wait("document.querySelector('#login-message').textContent.includes('refused')", "the page says that the token is wrong")
+        inspector.wait("!document.querySelector('#login').hidden", "the page asks for a token")
+        assert inspector.run("document.querySelector('#main').hidden")
+        assert inspector.run("document.querySelectorAll('tbody tr, .plot, #key-result *, #act-log li, #findings li').length") == 0
+        assert f"{HOST}:/report" not in inspector.run("document.documentElement.outerHTML")
+    inspector.sign_in(TOKEN)
+    inspector.displayed()
+    inspector.allow_refusals(401)
+
+
+def check_real_silent(inspector, fleet):
+    """A process that hangs or was killed is silent, and delays a refresh by half a second at most."""
+    open_real(inspector)
+    wait_states(inspector, "web-1 answered", "web-2 answered", "web-3 answered")
+    inspector.run("watch.slowest = 0")
+    fleet["web-2"].send_signal(signal.SIGSTOP)
+    wait_states(inspector, "web-1 answered", "web-2 silent", "web-3 answered")
+    fleet["web-3"].kill()
+    wait_states(inspector, "web-1 answered", "web-2 silent", "web-3 silent")
+    fleet["web-2"].send_signal(signal.SIGCONT)
+    wait_states(inspector, "web-1 answered", "web-2 answered", "web-3 silent")
+    inspector.shot("silent")
+    fleet.start("web-3")
+    wait_states(inspector, "web-1 answered", "web-2 answered", "web-3 answered", "web-3 silent")
+    slowest = inspector.run("watch.slowest")
+    assert slowest < MOST_REFRESH_MS, f"a refresh took {slowest} ms"
+    print(f"  silent: a refresh took {slowest:.0f} ms at most")
+
+
+def check_real_redis(inspector, fleet):
+    """While Redis is away, the page shows its process and says that the others are unknown."""
+    fleet["web-1"].get("/report/7")
+    open_real(inspector)
+    before = {row["process"] for row in inspector.get("api/fleet")["processes"] if row["state"] == "answered"}
+    inspector.run("watch.slowest = 0")
+    fleet.redis.kill()
+    wait_states(inspector, "web-1 answered")
+    inspector.wait("document.querySelector('#fleet-rows').rows[0].cells[4].textContent.includes('down, breaker open')", "the connection is down")
+    banner = inspector.text("#banner")
+    assert "The other processes could not be asked: " in banner and "Only this process is shown" in banner, banner
+    assert "the others unknown" in inspector.text("#summary")
+    state, _, text = look_up(inspector, "url", url_of("/report/7"))
+    assert state == "unknown" and "could not be asked" in text, (state, text)
+    act(inspector, "#act-key", "not confirmed")
+    check_contrast(inspector, "without Redis")
+    check_width(inspector, "without Redis")
+    inspector.shot("redis-down")
+    fleet.redis.start()
+    inspector.wait("document.querySelector('#banner').textContent === ''", "the banner ends")
+    answered = "[...document.querySelectorAll('#fleet-rows tr')].filter((it) => /answered.*up, breaker closed/.test(it.textContent)).length"
+    inspector.wait(f"{answered} === 3", "each process has its connection again")
+    slowest = inspector.run("watch.slowest")
+    assert slowest < MOST_REFRESH_MS, f"a refresh took {slowest} ms"
+    after = {row["process"] for row in inspector.get("api/fleet")["processes"] if row["state"] == "answered"}
+    assert before == after, (before, after)
+    assert look_up(inspector, "url", url_of("/report/7"))[0] == "absent"
+    inspector.allow_refusals(503)
+    print(f"  redis: a refresh took {slowest:.0f} ms at most")
+
+
 WITH_STUB = [
-    check_token, check_hostile, check_wrong_types, check_trouble, check_many, check_broken, check_restart, check_routes, check_keys,
-    check_actions, check_motion,
+    check_page, check_token, check_hostile, check_wrong_types, check_trouble, check_many, check_broken, check_restart, check_routes,
+    check_keys, check_actions, check_motion,
+]
+WITH_FLEET = [
+    check_real_page, check_real_loads, check_real_key, check_real_actions, check_real_hostile, check_real_access, check_real_silent,
+    check_real_redis,
 ]
 
 
-def main():
-    os.makedirs(SHOTS, exist_ok=True)
-    url, token, only = os.environ.get("INSPECTOR_URL"), os.environ.get("INSPECTOR_TOKEN"), os.environ.get("ONLY")
-    stub = None if url else Stub()
-    inspector = Inspector(url or stub.url, token if url else "s3cret")
+def run_check(inspector, check, *server):
+    began = time.monotonic()
+    inspector.leave()
+    inspector.browser.requests.clear()
     try:
-        if stub:
-            stub.token = inspector.token
-        if not only:
-            check_any(inspector, SPEED if stub else 1)
-        for check in WITH_STUB if stub else []:
-            if only and only not in check.__name__:
-                continue
-            began = time.monotonic()
-            stub.reset()
-            inspector.token = None
-            inspector.browser.requests.clear()
-            check(inspector, stub)
-            inspector.check_faults()
-            print(f"  {check.__name__}: {time.monotonic() - began:.1f} s")
-    except BaseException:
-        inspector.shot("failed")
-        print(f"screenshots are in {SHOTS}", file=sys.stderr)
+        check(inspector, *server)
+        inspector.check_faults()
+    except Exception:
+        inspector.shot(f"failed-{check.__name__.removeprefix('check_')}")
+        print(f"{check.__name__} failed; screenshots are in {SHOTS}", file=sys.stderr)
         raise
-    finally:
-        inspector.browser.close()
-        if stub:
-            stub.close()
+    print(f"  {check.__name__}: {time.monotonic() - began:.1f} s")
+
+
+def run_with_stub(inspector, checks):
+    with contextlib.closing(Stub()) as stub:
+        for check in checks:
+            stub.reset()
+            inspector.use(stub.url, None)
+            run_check(inspector, check, stub)
+
+
+def run_with_fleet(inspector, checks):
+    with Fleet(os.environ.get("INSPECTOR_PROGRAM") or build(ROOT, "axum_server")) as fleet:
+        inspector.use(fleet["web-1"].url, TOKEN, "real-")
+        try:
+            for check in checks:
+                run_check(inspector, check, fleet)
+        except Exception:
+            print(fleet.output(), file=sys.stderr)
+            raise
+
+
+def main():
+    # The servers and the browser end with this process, by an exception.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    os.makedirs(SHOTS, exist_ok=True)
+    url, only = os.environ.get("INSPECTOR_URL"), os.environ.get("ONLY", "")
+    stubbed, real = ([check for check in checks if only in check.__name__] for checks in (WITH_STUB, WITH_FLEET))
+    if not stubbed and not real:
+        raise SystemExit(f"no check has `{only}` in its name: {', '.join(check.__name__ for check in WITH_STUB + WITH_FLEET)}")
+    inspector = Inspector()
+    with contextlib.closing(inspector.browser):
+        if url:
+            inspector.use(url, os.environ.get("INSPECTOR_TOKEN"))
+            run_check(inspector, check_any)
+        else:
+            if stubbed:
+                run_with_stub(inspector, stubbed)
+            if real:
+                run_with_fleet(inspector, real)
     print(f"the inspector's page holds; screenshots are in {os.path.relpath(SHOTS, ROOT)}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -48,10 +48,10 @@ def digest(key):
 class Fleet:
     """Processes under a steady load. Each answer is `STEP_MS` later than the preceding one."""
 
-    # Requests per second of a process by outcome, for each policy and route.
+    # Requests per second of a process by outcome, for each policy and route. Some requests have no route.
     TRAFFIC = {
         "default": {"/products/{id}": [310, 420, 6, 9, 14, 0, 0.5], "/search": [80, 0, 12, 11, 6, 4, 0]},
-        "prices": {"/prices/{sku}": [95, 180, 0, 3, 5, 0, 0]},
+        "prices": {"/prices/{sku}": [75, 180, 0, 2, 5, 0, 0], None: [20, 0, 0, 1, 0, 0, 0]},
         "sessions": {"/me": [12, 0, 0, 2, 0.5, 31, 0.2]},
     }
     HOT = [
@@ -87,18 +87,22 @@ class Fleet:
         process = self.ids[number]
         share = self.shares[process]
         uptime = (self.steps - self.started[process]) * STEP_MS
-        policies = []
+        policies, totals = [], dict.fromkeys(self.outcomes, 0)
         for name, routes in self.TRAFFIC.items():
-            entries = [{"route": route, "requests": self.requests(process, rates, share)} for route, rates in routes.items()]
-            sums = {outcome: sum(entry["requests"][outcome] for entry in entries) for outcome in self.outcomes}
+            counts = {route: self.requests(process, rates, share) for route, rates in routes.items()}
+            sums = {outcome: sum(count[outcome] for count in counts.values()) for outcome in self.outcomes}
+            for outcome in self.outcomes:
+                totals[outcome] += sums[outcome]
+            unrouted = counts.pop(None, dict.fromkeys(self.outcomes, 0))
             policies.append({
-                "name": name, "requests": sums, "loads": sums["led"] + sums["bypassed"], "load_failures": sums["failed"], "routes": entries,
+                "name": name, "requests": unrouted, "loads": sums["led"] + sums["bypassed"], "load_failures": sums["failed"],
+                "routes": [{"route": route, "requests": count} for route, count in counts.items()],
             })
         loads = [
             {"key": key, "digest": digest(key), "age_ms": 812.4 * (number + 1) + 97 * at, "waiters": 12 - 5 * at}
             for at, key in enumerate([self.HOT[number % 8], "report:2026-q3"][: number % 3])
         ]
-        hot = [{"key": key, "count": int(uptime * (1_200 // (at + 1)) / 1_000), "error": 3 * at} for at, key in enumerate(self.HOT[: 8 - number % 3])]
+        hot = [{"key": key, "count": 64 * int(share * 900 / (at + 1)), "error": 64 * (at // 4)} for at, key in enumerate(self.HOT[: 8 - number % 3])]
         return {
             "process": process, "state": "answered", "is_this": number == 0, "answered_in_ms": 0.6 + number / 2, "name": f"web-{number + 1}",
             "pid": 4_100 + number, "version": "0.1.0", "uptime_ms": uptime,
@@ -108,7 +112,7 @@ class Fleet:
             },
             "is_bypassed": False,
             "stats": {
-                **{outcome: sum(policy["requests"][outcome] for policy in policies) for outcome in self.outcomes},
+                **totals,
                 "loads": 9_000, "load_errors": 0, "load_timeouts": 0, "flights": len(loads), "tasks": len(loads), "kept_invalidations": 0,
             },
             "local": {
@@ -131,6 +135,7 @@ class Fleet:
         if key == "nonsense:":
             return 400, {"error": "the last part of the key is empty: write `name:part`"}
         text = key or f"GET {url}"
+        load = {"key": text, "digest": digest(text), "age_ms": 812.0, "waiters": 12, "mode": "in the background"}
         how = ["The parts of the key are joined by `:`.", "The namespace `shop` and the kind `e` stand before it in Redis."]
         if url:
             how += ["The default port is dropped from the host."]
@@ -139,15 +144,14 @@ class Fleet:
             "key": text, "digest": digest(text), "redis_key": f"sg1:e:{{shop:{text}}}",
             "how": how, "state": "stale",
             "why": "A request gets the stale value at once, because its load has run for 0.8 s and `soft_timeout` is 0.5 s.",
-            "age_ms": 61_200, "fresh_for_ms": 0, "served_stale_for_ms": 238_800, "kept_for_ms": 538_800, "size": 18_432,
+            "policy": "default", "age_ms": 61_200, "fresh_for_ms": 0, "served_stale_for_ms": 238_800, "served_on_error_for_ms": 538_800,
+            "load_ms": 812, "size": 18_432, "is_compressed": True, "codec": "HTTP response" if url else "JSON", "has_validator": False,
             "tags": [{"name": name, "is_current": name != "price-list"} for name in ["product:1001", "category:kitchen", "price-list"]],
-            "lease": {"process": self.ids[-1], "remaining_ms": 900},
             "processes": [
-                {"process": process, "has_copy": number < 2, "load": {"age_ms": 812.0, "waiters": 12} if number == len(self.ids) - 1 else None}
+                {"process": process, "has_copy": number < 2, "load": load if number == len(self.ids) - 1 else None}
                 for number, process in enumerate(self.ids)
             ],
-            "variants": [{"fields": f"accept-encoding: {name}", "digest": digest(name)} for name in ["gzip", "(none)"]] if url else None,
-            "value": None,
+            **({"http": {"status": 200, "varies_on": "accept-encoding"}} if url else {}),
         }
 
     def act(self, _body):
@@ -224,6 +228,10 @@ class Stub:
             return self.send(request, 200, page, "text/html; charset=utf-8", headers)
         if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
             return self.send(request, 401, {"error": "a token is required"})
+        if request.command == "POST" and parts.path == f"{MOUNT}/api/key":
+            if request.headers.get("Content-Type") != "application/x-www-form-urlencoded":
+                return self.send(request, 400, {"error": "the parameters are a form"})
+            return self.send(request, *self.key(urllib.parse.parse_qs(body.decode(), keep_blank_values=True)))
         if request.command == "POST":
             if parts.path != f"{MOUNT}/api/act" or request.headers.get("X-Stampede-Guard") != "act":
                 return self.send(request, 404, {"error": "there is nothing here"})

@@ -99,8 +99,18 @@ class Browser:
              # The sandbox needs rights that root in a container lacks. The only page is the lab's.
              "--no-sandbox", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            # Chromium leaves an empty folder in TMPDIR. In the profile it is removed, too.
+            env={**os.environ, "TMPDIR": self.profile},
         )
         self.requests, self.faults, self.answers, self.number, self.script = [], [], {}, 0, None
+        try:
+            self._connect()
+            self.resize(width, height)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self):
         port = self._port()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=30) as listed:
             page = next(target for target in json.load(listed) if target["type"] == "page")
@@ -108,7 +118,6 @@ class Browser:
         self.socket = WebSocket("127.0.0.1", port, path)
         for domain in ["Page", "Runtime", "Network", "Log", "DOM"]:
             self.call(f"{domain}.enable")
-        self.resize(width, height)
 
     def _port(self):
         port_file, until = os.path.join(self.profile, "DevToolsActivePort"), time.monotonic() + 60

@@ -10,17 +10,6 @@ import urllib.error
 import urllib.request
 
 
-def build(root):
-    """Builds the lab, and returns the path of its program."""
-    # As `make test` has built it.
-    command = ["cargo", "build", "--workspace", "--all-features", "--example", "lab", "--message-format=json-render-diagnostics"]
-    built = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True)
-    if built.returncode:
-        raise SystemExit("the lab does not build")
-    messages = map(json.loads, built.stdout.splitlines())
-    return next(m["executable"] for m in messages if m.get("target", {}).get("name") == "lab" and m.get("executable"))
-
-
 class Lab:
     def __init__(self, program, **variables):
         self.process = subprocess.Popen(

@@ -16,7 +16,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, HERE)
 
 from browser import Browser  # noqa: E402
-from fleet import Lab, build  # noqa: E402
+from build import build  # noqa: E402
+from fleet import Lab  # noqa: E402
 
 FOLDER = os.path.join(ROOT, "docs", "pictures")
 WIDTH = 500
@@ -35,7 +36,7 @@ ARRANGE = """(() => {
 def main():
     if not shutil.which("pngquant"):
         raise SystemExit("pngquant is missing: apt-get install -y pngquant")
-    program = os.environ.get("LAB_PROGRAM") or build(ROOT)
+    program = os.environ.get("LAB_PROGRAM") or build(ROOT, "lab")
     for mode in ["off", "on"]:
         # A lab for each picture, so that the minute shows nothing else.
         lab, browser = Lab(program), Browser(WIDTH, 760)

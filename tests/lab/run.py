@@ -22,7 +22,8 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, HERE)
 
 from browser import Browser  # noqa: E402
-from fleet import Lab, build  # noqa: E402
+from build import build  # noqa: E402
+from fleet import Lab  # noqa: E402
 
 PRESETS = ["cold-deploy", "expiring-key", "dying-leader", "redis-down", "lost-cache"]
 SHOTS = os.environ.get("LAB_SCREENSHOTS") or os.path.join(ROOT, "target", "lab")
@@ -288,7 +289,7 @@ def main():
     if only and only not in PRESETS:
         raise SystemExit(f"there is no preset `{only}`: choose ONLY from {', '.join(PRESETS)}")
     os.makedirs(SHOTS, exist_ok=True)
-    program = os.environ.get("LAB_PROGRAM") or build(ROOT)
+    program = os.environ.get("LAB_PROGRAM") or build(ROOT, "lab")
     lab, browser = Lab(program), Browser(1280, 900)
     try:
         browser.colours("light")
