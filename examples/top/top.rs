@@ -111,7 +111,10 @@ fn with_causes(error: &dyn Error) -> String {
 
 /// Asks the fleet. An error is a sentence for the operator.
 async fn ask(service: &InspectorService) -> Result<Value, String> {
-    let request = Request::get("/api/fleet").body(String::new()).map_err(|error| error.to_string())?;
+    let request = Request::get("/api/fleet")
+        .header("x-stampede-guard", "top")
+        .body(String::new())
+        .map_err(|error| error.to_string())?;
     let response: Result<Response<_>, Infallible> = service.clone().oneshot(request).await;
     let Ok(response) = response;
     let status = response.status();

@@ -15,8 +15,9 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// Its commands may take long, on a busy machine.
 async fn guard_at(url: &str) -> StampedeGuard {
-    let policy =
-        Policy::builder().command_timeout(Duration::from_secs(1)).coordination_budget(Duration::from_secs(2));
+    let policy = Policy::builder()
+        .command_timeout(Duration::from_millis(500))
+        .coordination_budget(Duration::from_secs(1));
     let backend = Backend::from(redis::Client::open(url).expect("an address"));
     let guard = StampedeGuard::builder(backend).namespace("shop").policy(policy.build().expect("valid"));
     let guard = guard.build().expect("valid");
