@@ -3,6 +3,7 @@
 //! `instructions ROW CALLS`, with `REDIS_URL` set: the names of the rows are in [`main`].
 
 use std::convert::Infallible;
+use std::future::pending;
 use std::hint::black_box;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -25,6 +26,9 @@ use crate::values::{User, key, keys, lasting, until_copied};
 mod caches;
 mod responses;
 mod values;
+
+/// Longer than all calls take.
+const LONG: Duration = Duration::from_secs(86_400);
 
 /// Few, because each copy of a response writes its `Age` anew each second, and counting makes a second short.
 const KEYS: u32 = 10;
@@ -58,6 +62,7 @@ fn main() {
         "layer-memory-inspected" => calls.layer(calls.inspected(), true),
         "layer-miss" => calls.layer(in_memory(lasting().build().expect("valid")), false),
         "router" => calls.requests(router(), true),
+        "inspector" => calls.fleet(),
         "quick_cache" => calls.map::<Quick<User>>(),
         "moka" => calls.map::<Moka<User>>(),
         _ => panic!("no such row: {row}"),
@@ -131,6 +136,32 @@ impl Calls {
         let _runtime = self.runtime.enter();
         let _service = guard.inspector().unprotected().into_service().expect("valid");
         guard
+    }
+
+    /// Looks at the fleet of one process with ten policies and a thousand loads. The process reports twice for each look: to its own page,
+    /// and to the channel.
+    fn fleet(&self) {
+        let guard = in_memory(lasting().build().expect("valid"));
+        // An answer is shared for a second, so each call has a service of its own.
+        let services: Vec<_> = self.runtime.block_on(async {
+            for number in 0..1_000_u32 {
+                let policy = lasting().name(format!("p{}", number % 10)).load_timeout(LONG).lease(LONG / 4);
+                let guard = guard.with_policy(policy.build().expect("valid"));
+                tokio::spawn(async move {
+                    let load = pending::<Result<User, Infallible>>;
+                    guard.get_or_load(("load", number), load).await.expect("it never ends");
+                });
+            }
+            tokio::task::yield_now().await;
+            (0..self.number).map(|_| guard.inspector().unprotected().into_service().expect("valid")).collect()
+        });
+        self.run(async {
+            for mut service in services {
+                let request = http::Request::get("/api/fleet").header("x-stampede-guard", "bench");
+                let request = request.body(Body::empty()).expect("a request");
+                black_box(service.call(request).await.expect("infallible"));
+            }
+        });
     }
 
     fn local_loader(&self, is_inspected: bool) {
