@@ -354,8 +354,9 @@ impl<'a> Asked<'a> {
                 answers.unreadable += 1;
                 continue;
             }
-            connections
-                .insert(answer["connection"].as_str().or(answer["process"].as_str()).map(str::to_owned));
+            connections.insert(
+                answer["connection"].as_str().or_else(|| answer["process"].as_str()).map(str::to_owned),
+            );
             answers.answers.retain(|(known, _)| known["process"] != answer["process"]);
             answers.answers.push((answer, began.elapsed()));
             let have_all = receivers.is_some_and(|receivers| connections.len() as u64 >= receivers);
