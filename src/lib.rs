@@ -64,7 +64,7 @@
 //! | `cluster` | no | `StampedeGuard::new(redis::cluster::ClusterClient)` |
 //! | `axum` | no | keys by `OriginalUri`, for guards inside nested routers; `LoadError` as a response; the matched route as a label of metrics |
 //! | `reqwest` | no | the guard around a reqwest client, as a middleware or in a tower stack: `http::reqwest` |
-//! | `inspector` | no | a page and an API about the fleet that is running: [`StampedeGuard::inspector`] |
+//! | `inspector` | no | a page and an API about the fleet that is running: `StampedeGuard::inspector` |
 //! | `lz4` | no | long values take less memory on the server: `PolicyBuilder::compress_from` |
 //! | `macros` | no | `#[memoize]`, an attribute for async functions |
 //! | `metrics` | no | counters, gauges and histograms through the `metrics` facade |
