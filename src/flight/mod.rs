@@ -24,7 +24,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use waiter::{Flight, Progress, StoreLink, Waiter, WaiterSlot};
+use waiter::{Flight, FlightProgress, StoreLink, Waiter, WaiterSlot};
 
 use crate::sync::{Arc, AtomicUsize, Mutex, Ordering, lock};
 
@@ -158,14 +158,14 @@ where
     }
 
     /// The progress of the key's flight, if it has one that can be joined.
-    pub(crate) fn progress_of(&self, key: &K) -> Option<Progress> {
+    pub(crate) fn progress_of(&self, key: &K) -> Option<FlightProgress> {
         lock(self.shard(key)).get(key).map(|flight| flight.progress())
     }
 
     /// The keys of the `most` flights that began first, with their progress.
-    pub(crate) fn oldest(&self, most: usize) -> Vec<(K, Progress)> {
+    pub(crate) fn oldest(&self, most: usize) -> Vec<(K, FlightProgress)> {
         let mut oldest = Vec::new();
-        let sort = |all: &mut Vec<(K, Progress)>| {
+        let sort = |all: &mut Vec<(K, FlightProgress)>| {
             all.sort_by_key(|(_, progress)| std::cmp::Reverse(progress.age));
             all.truncate(most);
         };

@@ -55,7 +55,7 @@ pub(crate) enum StoreLink {
 
 /// How far a flight is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Progress {
+pub(crate) struct FlightProgress {
     pub(crate) age: Duration,
     /// How many callers have a slot.
     pub(crate) waiters: usize,
@@ -109,9 +109,9 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    pub(crate) fn progress(&self) -> FlightProgress {
         let [waiters, loads] = [&self.waiters, &self.loads].map(|count| count.load(Ordering::Relaxed));
-        Progress { age: self.age(), waiters, loads }
+        FlightProgress { age: self.age(), waiters, loads }
     }
 
     /// Whether no further caller may join: all `slots` slots are taken, and callers have to wait.

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 use super::GuardState;
 use crate::health::{Breaker, LinkState};
 use crate::metrics::{Kind, METRICS};
-use crate::observe::counts::Publication;
+use crate::observe::counts::MetricPublication;
 use crate::observe::{Outcome, PolicyCounters, Requests};
 use crate::task::{OwnedTask, TaskOwner, TaskRef};
 
@@ -46,19 +46,19 @@ impl GuardState {
             describe(recorder);
         }
         let now = Instant::now();
-        let at_once = Publication { now, withhold: Duration::ZERO, all: true };
+        let at_once = MetricPublication { now, withhold: Duration::ZERO, all: true };
         for (metric, label, counter) in self.counters.guard.all() {
             increment(recorder, metric, label.map(label_of), counter.increment(at_once));
         }
         let has_interval = !self.counters.scrape_interval.is_zero();
         for policy in self.counters.policies() {
             let all = !has_interval || policy.is_used();
-            publish_policy(recorder, &policy, Publication { now, withhold, all });
+            publish_policy(recorder, &policy, MetricPublication { now, withhold, all });
         }
         self.publish_gauges(recorder, at_once);
     }
 
-    fn publish_gauges(&self, recorder: &dyn Recorder, at_once: Publication) {
+    fn publish_gauges(&self, recorder: &dyn Recorder, at_once: MetricPublication) {
         let health = self.store.health();
         let namespace = || Label::new("namespace", self.namespace.to_string());
         let opened = self.counters.outages.increment_of(health.outages, at_once);
@@ -116,7 +116,7 @@ impl GuardState {
     }
 }
 
-fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters, publication: Publication) {
+fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters, publication: MetricPublication) {
     let name = || Label::new("policy", SharedString::from_shared(Arc::clone(&policy.name)));
     for (metric, label, counter) in policy.counts.all() {
         let labels = [name()].into_iter().chain(label.map(label_of));
@@ -126,7 +126,7 @@ fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters, publication:
     increment(recorder, "stampede_guard_loads_saved_total", [name()], saved);
     publish_requests(recorder, &name(), SharedString::const_str(""), policy.requests(), publication);
     // An outcome of a route exists only once it has occurred: there are many.
-    let occurred = Publication { all: false, ..publication };
+    let occurred = MetricPublication { all: false, ..publication };
     policy.routes.each(|route, requests| {
         let route = SharedString::from_shared(Arc::clone(route));
         publish_requests(recorder, &name(), route, requests, occurred);
@@ -138,7 +138,7 @@ fn publish_requests(
     policy: &Label,
     route: SharedString,
     requests: &Requests,
-    publication: Publication,
+    publication: MetricPublication,
 ) {
     for (outcome, count) in requests.increments(publication) {
         // A hit is labelled with its tier; the label is empty for all other outcomes.

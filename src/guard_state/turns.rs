@@ -212,7 +212,6 @@ impl LoadQueues {
         Arc::clone(lock(&self.0).entry(Arc::clone(name)).or_default())
     }
 
-    #[cfg(feature = "metrics")]
     pub(crate) fn health(&self) -> Vec<(Arc<str>, LoadQueueHealth)> {
         lock(&self.0).iter().map(|(name, queue)| (Arc::clone(name), queue.health())).collect()
     }
@@ -251,7 +250,6 @@ struct QueueState {
 }
 
 /// The state of one load limit, as this process sees it.
-#[cfg(feature = "metrics")]
 pub(crate) struct LoadQueueHealth {
     pub(crate) waiting: usize,
     pub(crate) held: usize,
@@ -281,7 +279,6 @@ impl LoadQueue {
         *lock(&self.seen) = Some((limit, least));
     }
 
-    #[cfg(feature = "metrics")]
     fn health(&self) -> LoadQueueHealth {
         let state = lock(&self.state);
         LoadQueueHealth { waiting: state.loads.len(), held: state.held, limit: *lock(&self.seen) }

@@ -205,12 +205,12 @@ impl AnswerLimit {
 pub(super) struct Asker {
     /// The channel of the answers.
     channel: Uuid,
-    waiting: Mutex<HashMap<Uuid, Waiting>>,
+    open: Mutex<HashMap<Uuid, OpenQuestion>>,
     known: Mutex<HashMap<String, KnownProcess>>,
 }
 
 /// A question that waits for answers.
-struct Waiting {
+struct OpenQuestion {
     answers: mpsc::UnboundedSender<Bytes>,
     /// The bytes of the answers that were received and not yet read.
     bytes: Arc<AtomicUsize>,
@@ -261,7 +261,7 @@ impl Answers {
 
 impl Asker {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { channel: Uuid::new_v4(), waiting: Mutex::default(), known: Mutex::default() })
+        Arc::new(Self { channel: Uuid::new_v4(), open: Mutex::default(), known: Mutex::default() })
     }
 
     /// Asks all processes, and waits until each has answered that is known or has received the question, at most [`PATIENCE`].
@@ -314,13 +314,13 @@ impl Asker {
 impl ChannelListener for Asker {
     fn received(&self, _: Uuid, message: &[u8]) {
         let id = message.split_at_checked(32).and_then(|(id, _)| read_id(id));
-        let waiting = lock(&self.waiting);
-        let Some(waiting) = id.and_then(|id| waiting.get(&id)) else { return };
+        let open = lock(&self.open);
+        let Some(open) = id.and_then(|id| open.get(&id)) else { return };
         // One that is too long is passed on without its content, and counted as unreadable.
         let json = message.get(32..).filter(|_| message.len() <= LONGEST_ANSWER).unwrap_or_default();
-        if waiting.bytes.fetch_add(json.len(), Ordering::Relaxed) <= MOST_BYTES {
+        if open.bytes.fetch_add(json.len(), Ordering::Relaxed) <= MOST_BYTES {
             // Its receiver may just have left.
-            let _ = waiting.answers.send(Bytes::copy_from_slice(json));
+            let _ = open.answers.send(Bytes::copy_from_slice(json));
         }
     }
 }
@@ -336,7 +336,7 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn new(asker: &'a Asker) -> Self {
         let (id, (sender, answers), bytes) = (Uuid::new_v4(), mpsc::unbounded_channel(), Arc::default());
-        lock(&asker.waiting).insert(id, Waiting { answers: sender, bytes: Arc::clone(&bytes) });
+        lock(&asker.open).insert(id, OpenQuestion { answers: sender, bytes: Arc::clone(&bytes) });
         Self { asker, id, answers, bytes }
     }
 
@@ -372,7 +372,7 @@ impl<'a> Asked<'a> {
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        lock(&self.asker.waiting).remove(&self.id);
+        lock(&self.asker.open).remove(&self.id);
     }
 }
 

@@ -126,20 +126,9 @@ pub(super) async fn describe(
 ) -> Value {
     let (state, policy) = guard.parts();
     let TypedKey { key, mut how, request } = typed;
-    // Of the store alone: a look-up with copies would make one here, and renew the right to serve it.
-    let mut of_store = Policy::clone(policy);
-    of_store.local_for = Duration::ZERO;
-    let of_store = Arc::new(of_store);
     let key = whole_key(state, key).await;
-    let (key, variant, mut verdict) = verdict(state, &of_store, key, request.as_ref()).await;
-    how.push(format!("the namespace `{}` and a `:` come before it", state.namespace));
-    how.extend(
-        variant.map(|names| format!("of the variants by {names} this request has one with a key of its own")),
-    );
-    if key.full() != key.name() {
-        how.push("the whole is longer than 200 bytes, so the store's name is its first 96 bytes, `~` and its SHA-256".to_owned());
-    }
-    how.push(format!("the entry is at `sg1:e:{{{}}}` in the store; logs and errors name the key by the start of its SHA-256", key.name()));
+    let (key, variant, mut next) = next_answer(state, policy, key, request.as_ref()).await;
+    how_in_store(&mut how, state, &key, variant);
     let question = Question::Key(key.full().to_owned());
     let (found, lease, answers) = tokio::join!(
         look_up(state, &key),
@@ -163,34 +152,41 @@ pub(super) async fn describe(
     };
     let is_loading = processes.iter().any(|process| process["load"].is_object());
     description["processes"] = processes.into();
-    let has_copy = !policy.local_for.is_zero() && state.local.has_copy(&key);
     let is_empty = matches!(found, Looked::Nothing | Looked::Failed(_));
-    if has_copy && (is_empty || matches!(verdict, Verdict::Served { .. })) {
-        verdict = Verdict::FromMemory;
+    let has_copy = !policy.local_for.is_zero() && state.local.has_copy(&key);
+    if has_copy && (is_empty || matches!(next, NextAnswer::Served { .. })) {
+        next = NextAnswer::FromMemory;
     }
-    let (key_state, why) = match () {
-        () if state.is_bypassed() => {
-            let why = "the guard is switched off (set_bypass): each request loads for itself";
-            (found.state_at_rest(), why.to_owned())
-        }
-        () => {
-            let (key_state, mut why) = found.explain(&verdict, state, policy, &key);
-            if is_loading && matches!(verdict, Verdict::NotServed) {
-                why.push_str("; a load is running, and a request joins it");
-            }
-            (key_state, why)
-        }
-    };
-    description["state"] = key_state.as_str().into();
-    description["why"] = why.into();
+    let (key_state, mut why) = found.explain(&next, state, policy, &key);
+    if is_loading && matches!(next, NextAnswer::NotServed) {
+        why.push_str("; a load is running, and a request joins it");
+    }
+    if state.is_bypassed() {
+        why = "the guard is switched off (set_bypass): each request loads for itself".to_owned();
+    }
+    (description["state"], description["why"]) = (key_state.as_str().into(), why.into());
     if let Looked::Entry(entry, tags, now) = &found {
         describe_entry(&mut description, *now, entry, tags, shows_value);
     }
     description
 }
 
+/// How the name in the store is made.
+fn how_in_store(how: &mut Vec<String>, state: &GuardState, key: &Key, variant: Option<String>) {
+    how.push(format!("the namespace `{}` and a `:` come before it", state.namespace));
+    how.extend(
+        variant.map(|names| format!("of the variants by {names} this request has one with a key of its own")),
+    );
+    if key.full() != key.name() {
+        let text = "the whole is longer than 200 bytes, so the store's name is its first 96 bytes, `~` and its SHA-256";
+        how.push(text.to_owned());
+    }
+    let entry = format!("the entry is at `sg1:e:{{{}}}` in the store", key.name());
+    how.push(format!("{entry}; logs and errors name the key by the start of its SHA-256"));
+}
+
 /// What a request would get now, by the look-up that each request makes.
-enum Verdict {
+enum NextAnswer {
     /// A copy in this process's memory has the value.
     FromMemory,
     Served {
@@ -202,7 +198,7 @@ enum Verdict {
     Failed,
 }
 
-impl Verdict {
+impl NextAnswer {
     fn of<V>(lookup: &Lookup<'_, V>) -> Self {
         match lookup {
             Lookup::LocalHit(_) => Self::FromMemory,
@@ -220,35 +216,39 @@ fn accept(_: &Entry, _: u64, _: Option<&SharedValue>) -> Option<()> {
 
 /// Looks up a key as a request does, without what follows. Of a request whose variant has a key of its own, also returns that key and the
 /// names of the fields that distinguish the variants.
-async fn verdict(
+async fn next_answer(
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
     key: Key,
     request: Option<&TypedRequest>,
-) -> (Key, Option<String>, Verdict) {
+) -> (Key, Option<String>, NextAnswer) {
+    // Of the store alone: a look-up with copies would make one here, and renew the right to serve it.
+    let mut of_store = Policy::clone(policy);
+    of_store.local_for = Duration::ZERO;
+    let policy = &Arc::new(of_store);
     let Some(TypedRequest { headers, demands }) = request else {
-        let verdict = Verdict::of(&look(Call { state, policy, key: &key }, &accept).await);
-        return (key, None, verdict);
+        let next = NextAnswer::of(&look(Call { state, policy, key: &key }, &accept).await);
+        return (key, None, next);
     };
     let (http, status) = (&*policy.http, CacheStatus::hit as fn(u64) -> CacheStatus);
     let wants = ResponseReader { demands, headers, http, resource: Some(&key), status };
     let first = look(Call { state, policy, key: &key }, &wants).await;
-    let verdict = Verdict::of(&first);
+    let next = NextAnswer::of(&first);
     match first {
         Lookup::LocalHit(StoredAnswer::Elsewhere(slot))
         | Lookup::Hit { value: StoredAnswer::Elsewhere(slot), .. } => {
             let wants = ResponseReader { resource: None, ..wants };
             let of_variant = look(Call { state, policy, key: &slot.key }, &wants).await;
-            let verdict = Verdict::of(&of_variant);
-            (slot.key.clone(), Some(slot.names.to_text()), verdict)
+            let next = NextAnswer::of(&of_variant);
+            (slot.key.clone(), Some(slot.names.to_text()), next)
         }
         Lookup::LocalHit(StoredAnswer::NotForThis) | Lookup::Hit { value: StoredAnswer::NotForThis, .. } => {
             drop(first);
-            (key, None, Verdict::NotForThis)
+            (key, None, NextAnswer::NotForThis)
         }
         first => {
             drop(first);
-            (key, None, verdict)
+            (key, None, next)
         }
     }
 }
@@ -356,36 +356,36 @@ impl Looked {
         }
     }
 
-    /// The state of the key for the request of this verdict, and why it is so.
+    /// The state of the key for a request that gets this, and why it is so.
     fn explain(
         &self,
-        verdict: &Verdict,
+        next: &NextAnswer,
         state: &GuardState,
         policy: &Policy,
         key: &Key,
     ) -> (KeyState, String) {
         let at_rest = self.state_at_rest();
-        match verdict {
-            Verdict::FromMemory => {
+        match next {
+            NextAnswer::FromMemory => {
                 (KeyState::Fresh, "a request is answered from the memory of this process".to_owned())
             }
-            Verdict::Served { stale: false } => {
+            NextAnswer::Served { stale: false } => {
                 (KeyState::Fresh, "a request is answered with this value".to_owned())
             }
-            Verdict::Served { stale: true } => (KeyState::Stale, self.why_stale().to_owned()),
-            Verdict::NotForThis => {
+            NextAnswer::Served { stale: true } => (KeyState::Stale, self.why_stale().to_owned()),
+            NextAnswer::NotForThis => {
                 let why =
                     "a request loads: the stored response must not answer one like this (RFC 9111, 3.5)";
                 (KeyState::Expired, why.to_owned())
             }
-            Verdict::Failed => (
+            NextAnswer::Failed => (
                 KeyState::Unknown,
                 "a request gets an error, as the policy says for a store that does not answer".to_owned(),
             ),
-            Verdict::NotServed if matches!(at_rest, KeyState::Fresh | KeyState::Stale) => {
+            NextAnswer::NotServed if matches!(at_rest, KeyState::Fresh | KeyState::Stale) => {
                 (KeyState::Expired, format!("a request loads: {}", self.why_rejected(state, policy, key)))
             }
-            Verdict::NotServed => (at_rest, self.why_not()),
+            NextAnswer::NotServed => (at_rest, self.why_not()),
         }
     }
 

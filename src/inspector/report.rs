@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use crate::flight::waiter::Progress;
+use crate::flight::waiter::FlightProgress;
 use crate::guard_state::GuardState;
 use crate::health::Health;
 use crate::key::{FlightKey, Key, LoadMode};
@@ -110,8 +110,8 @@ fn hot_keys(state: &GuardState) -> Vec<Value> {
     hottest.into_iter().map(counted).collect()
 }
 
-fn load(state: &GuardState, flight: &FlightKey, progress: Progress) -> Value {
-    let Progress { age, waiters, loads } = progress;
+fn load(state: &GuardState, flight: &FlightKey, progress: FlightProgress) -> Value {
+    let FlightProgress { age, waiters, loads } = progress;
     json!({
         "key": flight.key.name_within(&state.namespace),
         "digest": format!("#{}", flight.key.digest()),

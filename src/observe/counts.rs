@@ -241,13 +241,13 @@ impl Counter {
     }
 
     /// By how much the series of this counter is incremented now; `None` if there is nothing to publish.
-    pub(crate) fn increment(&self, publication: Publication) -> Option<u64> {
+    pub(crate) fn increment(&self, publication: MetricPublication) -> Option<u64> {
         self.increment_of(self.get(), publication)
     }
 
     /// Like [`increment`](Self::increment), of a count that is stored elsewhere. Two tasks that publish at once publish no part of the
     /// count twice.
-    pub(crate) fn increment_of(&self, count: u64, publication: Publication) -> Option<u64> {
+    pub(crate) fn increment_of(&self, count: u64, publication: MetricPublication) -> Option<u64> {
         if count == 0 && !publication.all {
             return None;
         }
@@ -265,7 +265,7 @@ impl Counter {
 
 /// How counters are published at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Publication {
+pub(crate) struct MetricPublication {
     pub(crate) now: Instant,
     /// How long a series stays at zero after it was registered, so that a scrape sees the zero and a rate includes the first count.
     pub(crate) withhold: Duration,
@@ -466,7 +466,7 @@ impl Requests {
     /// Like [`Counter::increment`], for each outcome.
     pub(crate) fn increments(
         &self,
-        publication: Publication,
+        publication: MetricPublication,
     ) -> impl Iterator<Item = (Outcome, Option<u64>)> {
         let counters = Outcome::ALL.into_iter().zip(&self.by_outcome);
         counters

@@ -1,4 +1,4 @@
-//! Channels of [`Store::listen_to`](crate::store::Store::listen_to) on Redis: each is a subscription on the connection for messages, beside
+//! ChannelHub of [`Store::listen_to`](crate::store::Store::listen_to) on Redis: each is a subscription on the connection for messages, beside
 //! those of the nodes, and its name has the same form, so that a user needs no other right.
 
 use std::collections::HashMap;
@@ -15,13 +15,13 @@ use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
 /// The channels that the nodes of one backend listen on.
-pub(crate) struct Channels {
+pub(crate) struct ChannelHub {
     /// Identifies the connection: it receives each message once, whatever nodes share it.
     pub(crate) connection: Uuid,
     by_id: Mutex<HashMap<Uuid, Arc<Channel>>>,
 }
 
-impl Default for Channels {
+impl Default for ChannelHub {
     fn default() -> Self {
         Self { connection: Uuid::new_v4(), by_id: Mutex::default() }
     }
@@ -33,7 +33,7 @@ struct Channel {
     status: watch::Sender<InboxStatus>,
 }
 
-impl Channels {
+impl ChannelHub {
     /// See [`Store::listen_to`](crate::store::Store::listen_to).
     pub(crate) async fn listen_to(
         &self,
@@ -62,7 +62,7 @@ impl Channels {
         subscriber: &Subscriber,
     ) -> Arc<Channel> {
         let mut channels = lock(&self.by_id);
-        // Channels that have lost their last listener are left here, but for this one: its subscription serves the next listener.
+        // ChannelHub that have lost their last listener are left here, but for this one: its subscription serves the next listener.
         channels.retain(|other, channel| {
             let is_used = *other == id || !channel.listeners.is_empty();
             if !is_used {

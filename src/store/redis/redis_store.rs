@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::Client;
 use tokio::sync::Semaphore;
 
-use super::channels::Channels;
+use super::channels::ChannelHub;
 use super::commands::Commands;
 use super::commands::lock_queue::LeaveBatches;
 use super::connection::Supervisor;
@@ -137,7 +137,7 @@ pub(crate) struct Connections {
     pub(super) connector: Connector,
     commands: Commands,
     pub(super) subscriber: Arc<Subscriber>,
-    pub(super) channels: Channels,
+    pub(super) channels: ChannelHub,
     /// How many nodes use the connections; the last node closes them.
     nodes: AtomicUsize,
 }
@@ -197,7 +197,7 @@ impl Connections {
             subscriber: Subscriber::new(connector.clone(), commands.clone()),
             connector,
             commands,
-            channels: Channels::default(),
+            channels: ChannelHub::default(),
             nodes: AtomicUsize::new(1),
         }
     }
