@@ -26,7 +26,7 @@ async fn nothing_is_done_without_the_setting() {
     assert_eq!(guard.get::<i32>("k").await.expect("read"), Some(1));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_key_a_url_and_a_tag_are_invalidated_and_the_acknowledgement_is_shown() {
     let guard = guard(&MemoryStore::new());
     let service = acting(&guard);
@@ -52,7 +52,7 @@ async fn a_key_a_url_and_a_tag_are_invalidated_and_the_acknowledgement_is_shown(
     assert_eq!(guard.remaining_freshness("expires").await.expect("read"), Some(Duration::ZERO));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_bypass_is_switched_in_each_process_that_allows_it() {
     let store = MemoryStore::new();
     let guards = [(); 3].map(|()| guard(&store));

@@ -1,11 +1,12 @@
-//! What the inspector says of the fleet, on a store in memory; `on_redis` has the same and more on a server.
+//! What the inspector says of the fleet, on a store in memory; `on_redis` has the same and more on a server. The clock stands while a
+//! process works, so none is silent on a busy machine.
 
 use stampede_guard::Policy;
 
 use super::*;
 use crate::support::gate::{Counter, Gate};
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn each_process_answers_with_its_counts_and_its_loads() {
     let store = MemoryStore::new();
     let guards = [(); 3].map(|()| guard(&store));
@@ -79,7 +80,7 @@ async fn a_process_that_has_gone_is_silent_and_delays_the_answer_by_half_a_secon
     assert!(fleet["took_ms"].as_f64().is_some_and(|ms| (500.0..510.0).contains(&ms)), "{fleet}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn another_namespace_is_another_fleet() {
     let store = MemoryStore::new();
     let (here, there) = (guard(&store), StampedeGuard::new(store));
@@ -87,7 +88,7 @@ async fn another_namespace_is_another_fleet() {
     assert_eq!(names(&fleet_of(&service).await, "answered"), ["a"]);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn pages_share_an_answer() {
     let store = MemoryStore::new();
     let service = serve(guard(&store).inspector());
@@ -95,7 +96,6 @@ async fn pages_share_an_answer() {
     assert_eq!(one, two);
 }
 
-/// The clock stands while they work, because here one thread does the work of all.
 #[tokio::test(start_paused = true)]
 async fn two_hundred_processes_answer() {
     let store = MemoryStore::new();
