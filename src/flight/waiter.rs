@@ -25,6 +25,8 @@ pub(crate) struct Flight<L, O> {
     waiters: AtomicUsize,
     /// How many loads have begun.
     loads: AtomicUsize,
+    /// When the lease of the flight ends unless it is renewed, if it has one.
+    lease_ends: OnceLock<Arc<Mutex<Instant>>>,
     state: Mutex<FlightState<L, O>>,
 }
 
@@ -61,6 +63,8 @@ pub(crate) struct FlightProgress {
     pub(crate) waiters: usize,
     /// How many loads have begun: none while the flight waits for the lease or a permit, several if some have vanished.
     pub(crate) loads: usize,
+    /// The remaining time of the lease, as far as this process knows; `None` without a lease.
+    pub(crate) lease_remaining: Option<Duration>,
 }
 
 /// The loader of a caller that stopped waiting, used only if no waiter has one (invariant 6).
@@ -95,6 +99,7 @@ impl<L, O: Clone> Flight<L, O> {
             checked: OnceLock::new(),
             waiters: AtomicUsize::new(0),
             loads: AtomicUsize::new(0),
+            lease_ends: OnceLock::new(),
             state: Mutex::new(state),
         }
     }
@@ -109,9 +114,15 @@ impl<L, O: Clone> Flight<L, O> {
         self.begun.elapsed()
     }
 
+    /// Records when the lease ends under which the flight loads. Only the first call counts.
+    pub(crate) fn leased(&self, ends: Arc<Mutex<Instant>>) {
+        let _ = self.lease_ends.set(ends);
+    }
+
     pub(crate) fn progress(&self) -> FlightProgress {
         let [waiters, loads] = [&self.waiters, &self.loads].map(|count| count.load(Ordering::Relaxed));
-        FlightProgress { age: self.age(), waiters, loads }
+        let left = |ends: &Arc<Mutex<Instant>>| lock(ends).saturating_duration_since(Instant::now());
+        FlightProgress { age: self.age(), waiters, loads, lease_remaining: self.lease_ends.get().map(left) }
     }
 
     /// Whether no further caller may join: all `slots` slots are taken, and callers have to wait.

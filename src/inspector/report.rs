@@ -111,7 +111,7 @@ fn hot_keys(state: &GuardState) -> Vec<Value> {
 }
 
 fn load(state: &GuardState, flight: &FlightKey, progress: FlightProgress) -> Value {
-    let FlightProgress { age, waiters, loads } = progress;
+    let FlightProgress { age, waiters, loads, lease_remaining } = progress;
     json!({
         "key": flight.key.name_within(&state.namespace),
         "digest": format!("#{}", flight.key.digest()),
@@ -119,6 +119,7 @@ fn load(state: &GuardState, flight: &FlightKey, progress: FlightProgress) -> Val
         "waiters": waiters,
         "mode": mode(flight.mode),
         "attempts": loads,
+        "lease_remaining_ms": lease_remaining.map(millis),
         "phase": if loads == 0 { "waiting" } else { "loading" },
     })
 }

@@ -245,6 +245,9 @@ impl FlightTask {
     /// lease.
     async fn load_and_end(mut self, mut lease: Option<Lease>, mut permit: Option<LoadPermit>) {
         let had_lease = lease.is_some();
+        if let Some(lease) = &lease {
+            self.leader.leased(lease.ends());
+        }
         let mut hops = lease.as_ref().map_or(0, |lease| lease.takeovers);
         // When the flight stopped waiting for another load, if it had to wait for one.
         let mut waited_until = lease.as_ref().and_then(|lease| lease.waited_until);

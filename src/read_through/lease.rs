@@ -254,6 +254,7 @@ impl<'a> Acquisition<'a> {
             counters: Arc::clone(&policy.counters),
             waited_until: self.behind.is_some().then(Instant::now),
             confirmed: Mutex::new(self.sent_at),
+            ends: Arc::new(Mutex::new(self.sent_at.at + policy.lease)),
         }
     }
 
@@ -484,6 +485,8 @@ pub(crate) struct Lease {
     /// When the last successful acquire or renewal was sent. An invalidation that ended the lease came after that moment, so a
     /// caller that arrived after it may know of the invalidation.
     confirmed: Mutex<SentAt>,
+    /// When the lease ends unless it is renewed.
+    ends: Arc<Mutex<Instant>>,
     _held: Tracked,
 }
 
@@ -505,6 +508,11 @@ impl Lease {
     }
 
     /// The last moment at which the lease was certainly held.
+    /// When the lease ends unless it is renewed, as of now and later.
+    pub(crate) fn ends(&self) -> Arc<Mutex<Instant>> {
+        Arc::clone(&self.ends)
+    }
+
     pub(crate) fn confirmed(&self) -> SentAt {
         *lock(&self.confirmed)
     }
@@ -546,7 +554,10 @@ impl Lease {
             let ttl = self.ttl.min(end.saturating_duration_since(Instant::now()) + period);
             let sent_at = SentAt::now();
             match self.state.store.renew(&self.key, &self.token, ttl, period).await {
-                Ok(TokenCheck::Held | TokenCheck::ForeignData) => *lock(&self.confirmed) = sent_at,
+                Ok(TokenCheck::Held | TokenCheck::ForeignData) => {
+                    *lock(&self.confirmed) = sent_at;
+                    *lock(&self.ends) = sent_at.at + ttl;
+                }
                 Ok(TokenCheck::Lost) => return LeaseEvent::Lost,
                 // The lease may still be held: the next renewal shows whether it is, and in the end the commit.
                 Err(_) => self.state.count(GuardCount::store_errors),

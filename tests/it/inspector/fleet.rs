@@ -60,6 +60,10 @@ async fn each_process_answers_with_its_counts_and_its_loads() {
         "{load}"
     );
     assert_eq!((load["phase"].as_str(), load["attempts"].as_u64()), (Some("loading"), Some(1)), "{load}");
+    assert!(
+        load["lease_remaining_ms"].as_f64().is_some_and(|ms| (1_000.0..=2_000.0).contains(&ms)),
+        "{load}"
+    );
     assert_eq!(load["digest"], two.digest(("report", 7)));
     drop(services);
 }
