@@ -46,8 +46,7 @@ MOST_PAGE_BYTES = 150 * 1024
 SPEED = 10
 # With the real fleet it refreshes twice a second. The service answers requests within 0.9 s with the same data.
 REAL_SPEED = 4
-# The service waits half a second for processes that do not answer.
-# Half a second on a machine that is idle.
+# The service waits half a second for processes that do not answer; a busy machine takes longer.
 MOST_REFRESH_MS = 3_000
 # Counts the page's pending timers and requests: without any, the page sends nothing unless the operator acts.
 WATCH = """(() => {
