@@ -5,7 +5,7 @@
 # inspector-test
 #        the inspector's page in a headless Chromium, with a stub server and with a real fleet (ONLY=real: the fleet alone; ONLY is a part of
 #        the name of a check)
-# test   everything; installs redis-server first if it is missing
+# test   everything; installs redis-server and postgresql first if they are missing
 # check  format, lints and documentation, which must be clean before a commit
 # bench  the numbers of docs/performance.md, docs/measurements.md and docs/lock-speed.md
 # instructions
@@ -57,7 +57,7 @@
 # mutants
 #        breaks the protocol, the callers of the scripts, the encodings and the rules of HTTP line by line, to see that a
 #        test notices: days; hours for one of them (MUTANTS='$(GLUE)', or files); needs cargo-mutants
-.PHONY: package run test check bench instructions valgrind alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis wrk firewall python node prometheus lab lab-test inspector-test chromium
+.PHONY: package run test check bench instructions valgrind alerts-test conformance conformance-current conformance-both redis-6.2 other-servers sentinel cluster secured simulate simulate-release planted soak-sim scripts-whole soak soak-leak imports pages deny mutants fuzz redis postgres wrk firewall python node prometheus lab lab-test inspector-test chromium
 
 # Most tests wait for servers and timers more than they compute: on two cores eight at once take two thirds of the time of four.
 export RUST_TEST_THREADS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN) + 4)
@@ -74,7 +74,7 @@ lab-test: redis chromium python
 inspector-test: redis chromium python
 	tests/inspector/run.py
 
-test: redis firewall
+test: redis postgres firewall
 	tests/scripts/test.sh --workspace --all-features
 
 # The integration tests that run on the oldest server.
@@ -255,6 +255,13 @@ stop = $$sudo systemctl disable --now $(1) >/dev/null 2>&1 || true
 # The tests start private servers; only the program must be installed.
 redis:
 	$(call install,$(call has,redis-server),redis-server,redis-server,redis)
+
+# The tests start private servers as the user `postgres`, whom the package makes. While it is installed, a setting of `postgresql-common`
+# prevents the server that Debian would make and start.
+NO_CLUSTER = /etc/postgresql-common/createcluster.d/no-cluster.conf
+no_cluster = $$sudo sh -c 'mkdir -p $(dir $(NO_CLUSTER)) && echo "create_main_cluster = false" >$(NO_CLUSTER)'
+postgres:
+	$(call install,test -n "$(wildcard /usr/lib/postgresql/*/bin/initdb)" || $(call has,initdb),Postgres,--no-install-recommends postgresql-common && $(no_cluster) && { $$sudo apt-get install -y --no-install-recommends postgresql; status=$$?; $$sudo rm -f $(NO_CLUSTER); test $$status = 0; })
 
 # A group of the fleet bench and one of the local bench send their requests with wrk.
 wrk:

@@ -1,5 +1,20 @@
 //! The tests with real Postgres servers, real Redis servers and real processes.
+//!
+//! One binary, which is also the program of the child processes: see `support::processes`.
 #![allow(clippy::unwrap_used)] // In a test the panic is the report.
 
+mod harness;
+mod support;
+
+use support::processes::Role;
+
+/// Entry point of child processes. As a test it does nothing.
 #[test]
-fn it_builds() {}
+fn child_entry() {
+    support::processes::run_child(&roles());
+}
+
+/// The roles of child processes: each module with process tests contributes its own.
+fn roles() -> Vec<Role> {
+    [harness::ROLES].concat()
+}
