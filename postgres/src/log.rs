@@ -11,7 +11,7 @@
 //! 4. *Nothing depends on there being one reader.* The mutex saves the others their attempts, and the server lets one connection read a slot.
 //!    Two that read at once would each invalidate all that they confirm.
 //! 5. *What was committed before a slot is in no log*, so a slot is made with a first message that invalidates everything
-//!    (`session::make_slot`). A slot that the server has lost is made anew.
+//!    (`session::make_slot`). A slot that the server has lost is made anew. A position is reported only if that message is before it.
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ pub(crate) struct LogStep {
 
 /// A connection on which a log arrives.
 pub(crate) trait Session: Send {
-    fn timeline(&self) -> u32;
+    /// The position at this LSN; `None` if what was committed before the slot may not be invalidated yet.
+    fn position(&self, end: u64) -> Option<LogPosition>;
 
     /// The next step. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Result<LogStep, LogError>> + Send;
@@ -93,7 +94,7 @@ async fn read_once<S: Session>(
     }
     if let Some(end) = end {
         session.confirm(end);
-        progress.reached(LogPosition::new(session.timeline(), end), &committed);
+        progress.reached(session.position(end), &committed);
     }
     Ok(())
 }

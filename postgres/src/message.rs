@@ -126,7 +126,9 @@ impl LogMessage {
 
     /// Reads the content of a message from the log; `None` if it is not of the form that this version writes, or has an empty name.
     pub(crate) fn parse(content: &[u8]) -> Option<Names> {
-        Self { content: serde_json::from_slice(content).ok()? }.names()
+        // From a map only: serde also reads the fields in order from a list.
+        let content: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(content).ok()?;
+        Self { content: Content::deserialize(serde_json::Value::Object(content)).ok()? }.names()
     }
 
     /// What the message names; `None` if a name is none.

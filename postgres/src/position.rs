@@ -33,10 +33,6 @@ impl LogPosition {
         Self { timeline, lsn }
     }
 
-    pub(crate) fn lsn(self) -> u64 {
-        self.lsn
-    }
-
     /// Whether a reader that has come here has read all commits before `other`. A server that was promoted begins a timeline, and counts
     /// on from where it left the older one; commits of the older one that it does not have are lost, so nothing waits for them.
     pub(crate) fn has_passed(self, other: Self) -> bool {

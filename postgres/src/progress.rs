@@ -101,12 +101,13 @@ impl Progress {
     }
 
     /// Called by the reader when everything before `position` is invalidated. `committed`: when the transactions were committed.
-    pub(crate) fn reached(&self, position: LogPosition, committed: &[i64]) {
+    pub(crate) fn reached(&self, position: Option<LogPosition>, committed: &[i64]) {
         let now = unix_micros();
         for at in committed {
             let took = Duration::from_micros(now.saturating_sub(*at).try_into().unwrap_or_default());
             self.shared.counts.add(took);
         }
+        let Some(position) = position else { return };
         self.shared.pass(position);
         let mut answered = Vec::new();
         self.shared.open().retain(|(asker, wanted)| {

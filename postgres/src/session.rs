@@ -10,6 +10,7 @@ use crate::error::{ErrorKind, LogError};
 use crate::log::{LogStep, Session};
 use crate::message::LogMessage;
 use crate::names::Names;
+use crate::position::LogPosition;
 use crate::rows::{RowMap, RowParser};
 
 /// How long connecting, a statement and the start of replication may take.
@@ -51,7 +52,7 @@ impl Source {
             .with_port(port)
             .with_tls(tls)
             .with_status_interval(CONFIRM)
-            .with_options(format!("-c wal_sender_timeout={patience}"))
+            .with_options(format!("-c wal_sender_timeout={patience} -c synchronous_commit=on"))
             .with_application_name(self.application_name())
     }
 
@@ -178,6 +179,8 @@ impl Gate<'_> {
 pub(crate) struct PostgresSession {
     client: ReplicationClient,
     timeline: u32,
+    /// The slot's first message is before this LSN.
+    began: u64,
     /// Microseconds of this process's clock minus those of the server's, measured when the connection was opened.
     clock_offset: i64,
     rows: Option<RowParser>,
@@ -193,13 +196,15 @@ impl PostgresSession {
         let client = within(PATIENCE, ReplicationClient::connect_gated(source.config())).await?;
         let mut gate = Gate { source, client };
         gate.set_up().await?;
+        let began = gate.text("select pg_current_wal_flush_lsn()").await?;
+        let began = Lsn::parse(&began).map_err(|_| LogError::new(ErrorKind::Ended))?.0;
         let clock_offset = clock_offset(&mut gate).await?;
         let Gate { mut client, .. } = gate;
         let timeline = within(PATIENCE, client.identify_system()).await?.timeline;
         within(PATIENCE, client.start()).await?;
         within(PATIENCE, client.wait_started()).await?;
         let rows = source.rows.clone().map(RowParser::new);
-        Ok(Self { client, timeline, clock_offset, rows, transaction: Names::default() })
+        Ok(Self { client, timeline, began, clock_offset, rows, transaction: Names::default() })
     }
 
     fn read(&mut self, event: ReplicationEvent) -> Result<Option<LogStep>, LogError> {
@@ -245,8 +250,8 @@ impl PostgresSession {
 }
 
 impl Session for PostgresSession {
-    fn timeline(&self) -> u32 {
-        self.timeline
+    fn position(&self, end: u64) -> Option<LogPosition> {
+        (end >= self.began).then(|| LogPosition::new(self.timeline, end))
     }
 
     async fn next(&mut self) -> Result<LogStep, LogError> {
