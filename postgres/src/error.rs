@@ -21,6 +21,7 @@ pub(crate) enum ErrorKind {
     Standby,
     WalLevel(String),
     SlotOfAnother(String),
+    LongTransactions,
     /// The server did not answer.
     Silent,
     /// The server ended the log, or sent what the protocol does not have.
@@ -92,6 +93,9 @@ impl fmt::Display for LogError {
             ErrorKind::SlotOfAnother(name) => write!(
                 f,
                 "the slot {name} belongs to another database, plugin or program: choose another name with `slot`"
+            ),
+            ErrorKind::LongTransactions => f.write_str(
+                "the slot can not be made while transactions run that began before it: end them (see pg_stat_activity)",
             ),
             ErrorKind::Silent => f.write_str("the server does not answer"),
             ErrorKind::Ended => f.write_str("the server has ended the log"),

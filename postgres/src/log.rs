@@ -218,3 +218,7 @@ async fn invalidate(names: &Names, guard: &StampedeGuard) -> Result<(), LogError
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/simulation.rs"]
+mod simulation;

@@ -161,11 +161,26 @@ impl Gate {
         }
         let create = format!("select pg_create_logical_replication_slot('{new}', 'pgoutput')");
         within(SLOT_PATIENCE, self.client.simple_query(&create)).await?;
+        self.until_all_ended().await?;
         let everything = String::from_utf8_lossy(&LogMessage::new().all().to_bytes()).into_owned();
         let prefix = LogMessage::PREFIX;
         self.rows(&format!("select pg_logical_emit_message(true, '{prefix}', '{everything}')")).await?;
         self.rows(&format!("select pg_copy_logical_replication_slot('{new}', '{name}')")).await?;
         self.rows(&format!("select pg_drop_replication_slot('{new}')")).await?;
+        Ok(())
+    }
+
+    /// Waits for the end of all transactions that run now. One of them may have committed before the slot, and be seen by loads later.
+    async fn until_all_ended(&mut self) -> Result<(), LogError> {
+        let number = self.text("select pg_current_xact_id()").await?;
+        let ended = format!("select pg_snapshot_xmin(pg_current_snapshot()) >= '{number}'::xid8");
+        let until = Instant::now() + SLOT_PATIENCE;
+        while self.text(&ended).await? != "t" {
+            if Instant::now() >= until {
+                return Err(LogError::new(ErrorKind::LongTransactions));
+            }
+            sleep(LONGEST_LOOK).await;
+        }
         Ok(())
     }
 
