@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
-use uuid::Uuid;
+use uuid::{Builder, Uuid};
 
 use super::report::{self, Identity, millis};
 use crate::guard_state::GuardState;
@@ -30,6 +30,7 @@ use crate::key::{CacheKey, Key};
 use crate::observe::hot_keys::HotKeys;
 use crate::observe::log;
 use crate::store::channels::ChannelListener;
+use crate::store::protocol::read_id;
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
@@ -60,9 +61,7 @@ fn questions_to(state: &GuardState) -> Uuid {
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);
     // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
-    id[6] = id[6] & 0x0f | 0x80;
-    id[8] = id[8] & 0x3f | 0x80;
-    Uuid::from_bytes(id)
+    Builder::from_custom_bytes(id).into_uuid()
 }
 
 /// What a process is asked.
@@ -152,7 +151,7 @@ async fn answer(
 }
 
 impl ChannelListener for Answerer {
-    fn received(&self, _: Uuid, message: &[u8]) {
+    fn received(&self, message: &[u8]) {
         let Some((asker, id, question)) = parse_question(message) else { return };
         let is_limited = !matches!(question, Question::Bypass(..));
         if is_limited && !self.limit.allows(self.began.elapsed().as_secs()) {
@@ -177,10 +176,6 @@ fn parse_question(message: &[u8]) -> Option<(Uuid, Uuid, Question)> {
     let (asker, rest) = message.split_at_checked(32).filter(|_| message.len() <= LONGEST_QUESTION)?;
     let (id, json) = rest.split_at_checked(32)?;
     Some((read_id(asker)?, read_id(id)?, Question::read(json)?))
-}
-
-fn read_id(text: &[u8]) -> Option<Uuid> {
-    Uuid::try_parse_ascii(text).ok()
 }
 
 /// Bounds how often a process answers, because others can write to the channel, too.
@@ -312,7 +307,7 @@ impl Asker {
 }
 
 impl ChannelListener for Asker {
-    fn received(&self, _: Uuid, message: &[u8]) {
+    fn received(&self, message: &[u8]) {
         let id = message.split_at_checked(32).and_then(|(id, _)| read_id(id));
         let open = lock(&self.open);
         let Some(open) = id.and_then(|id| open.get(&id)) else { return };
