@@ -256,23 +256,14 @@ impl Served {
                 _ => return Err(bad_request("there are the parameters key, or url and header")),
             }
         }
-        match self.typed(key.as_deref(), url.as_deref(), &lines) {
-            Ok(typed) => Ok(describe(&self.guard, &self.asker, typed, self.shows_values).await),
+        let guard = self.guard.current();
+        match typed_key(&guard, key.as_deref(), url.as_deref(), &lines) {
+            Ok(typed) => Ok(describe(&guard, &self.asker, typed, self.shows_values).await),
             Err(NoKey::Bypass(why)) => {
                 let why = format!("a request like this one bypasses the cache: {why}");
                 Ok(json!({ "key": null, "state": "bypass", "why": why, "how": [], "processes": [] }))
             }
             Err(NoKey::Invalid(text)) => Err(bad_request(text)),
-        }
-    }
-
-    fn typed(&self, key: Option<&str>, url: Option<&str>, lines: &[String]) -> Result<TypedKey, NoKey> {
-        // The newest policy of the handle.
-        let guard = self.guard.current();
-        match (key, url) {
-            (Some(key), None) => TypedKey::of_text(&guard, key),
-            (None, Some(url)) => TypedKey::of_url(&guard, url, lines),
-            _ => Err(NoKey::Invalid("name either a key or a url".to_owned())),
         }
     }
 
@@ -347,7 +338,7 @@ impl Served {
             "invalidate" => {
                 let lines = action["headers"].as_array().into_iter().flatten();
                 let lines: Vec<_> = lines.map(|line| line.as_str().unwrap_or_default().to_owned()).collect();
-                let typed = self.typed(text_of("key"), text_of("url"), &lines);
+                let typed = typed_key(&self.guard.current(), text_of("key"), text_of("url"), &lines);
                 let typed = typed.map_err(|no_key| match no_key {
                     NoKey::Invalid(text) => bad_request(text),
                     NoKey::Bypass(why) => bad_request(format!("a request like this one has no key: {why}")),
@@ -423,6 +414,20 @@ impl Served {
             text.push_str(&format!("; {missing} did not answer"));
         }
         Ok(json!({ "text": text }))
+    }
+}
+
+/// The key that an operator names by its text, or by a URL and header lines.
+fn typed_key(
+    guard: &StampedeGuard,
+    key: Option<&str>,
+    url: Option<&str>,
+    lines: &[String],
+) -> Result<TypedKey, NoKey> {
+    match (key, url) {
+        (Some(key), None) => TypedKey::of_text(guard, key),
+        (None, Some(url)) => TypedKey::of_url(guard, url, lines),
+        _ => Err(NoKey::Invalid("name either a key or a url".to_owned())),
     }
 }
 
