@@ -12,7 +12,7 @@
 //! another version does not know.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ pub(super) const LONGEST_ANSWER: usize = 32 * 1024;
 const LONGEST_QUESTION: usize = 256 * 1024;
 /// The most bytes of answers to one question that wait for their turn to be read.
 const MOST_BYTES: usize = 64 * 1024 * 1024;
-/// The most questions that a process answers per second.
-const MOST_ANSWERS: u64 = 100;
+/// The most questions that a process answers per second: others can write to the channel, too.
+const MOST_ANSWERS: u32 = 100;
 /// The longest name of a process that is remembered.
 const LONGEST_NAME: usize = 256;
 
@@ -75,8 +75,8 @@ pub(super) enum Question {
     Bypass(bool, Uuid),
 }
 
-/// A key that an asker stores before it asks for a change. A process looks for it before it obeys: who asks has the right to write
-/// to the namespace, in this database.
+/// A key that an asker stores before it asks for a change. A process looks for it before it obeys, because it proves that the
+/// asker has the right to write to the namespace, in this database.
 pub(super) fn proof_key(id: Uuid) -> CacheKey {
     CacheKey::reserved(&format!("inspector:{}", id.simple()))
 }
@@ -111,7 +111,7 @@ pub(super) struct Answerer {
     state: Weak<GuardState>,
     identity: Identity,
     began: Instant,
-    limit: AnswerLimit,
+    limit: RateLimit,
 }
 
 impl Answerer {
@@ -119,7 +119,8 @@ impl Answerer {
     pub(super) async fn install(state: &Arc<GuardState>, identity: Identity) -> StoreResult<()> {
         let new = || -> Arc<dyn ChannelListener> {
             let state = Arc::downgrade(state);
-            Arc::new(Self { state, identity, began: Instant::now(), limit: AnswerLimit::default() })
+            let limit = RateLimit::per_second(MOST_ANSWERS);
+            Arc::new(Self { state, identity, began: Instant::now(), limit })
         };
         let answerer = Arc::downgrade(state.answerer.get_or_init(new));
         state.hot_keys.get_or_init(HotKeys::new);
@@ -154,7 +155,7 @@ impl ChannelListener for Answerer {
     fn received(&self, message: &[u8]) {
         let Some((asker, id, question)) = parse_question(message) else { return };
         let is_limited = !matches!(question, Question::Bypass(..));
-        if is_limited && !self.limit.allows(self.began.elapsed().as_secs()) {
+        if is_limited && !self.limit.allows() {
             return;
         }
         let (Some(state), Ok(runtime)) = (self.state.upgrade(), Handle::try_current()) else { return };
@@ -178,21 +179,27 @@ fn parse_question(message: &[u8]) -> Option<(Uuid, Uuid, Question)> {
     Some((read_id(asker)?, read_id(id)?, Question::read(json)?))
 }
 
-/// Bounds how often a process answers, because others can write to the channel, too.
-#[derive(Default)]
-struct AnswerLimit {
-    /// The second and the answers in it, in one number.
-    used: AtomicU64,
+/// Bounds how often something is done in each second.
+pub(super) struct RateLimit {
+    most: u32,
+    began: Instant,
+    /// The second of the latest attempt, counted from `began`, and how many attempts there were in it.
+    attempts: Mutex<(u64, u32)>,
 }
 
-impl AnswerLimit {
-    fn allows(&self, second: u64) -> bool {
-        let next = |used: u64| match (used / (MOST_ANSWERS + 1), used % (MOST_ANSWERS + 1)) {
-            (of, MOST_ANSWERS) if of == second => None,
-            (of, _) if of == second => Some(used + 1),
-            _ => Some(second * (MOST_ANSWERS + 1) + 1),
-        };
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+impl RateLimit {
+    pub(super) fn per_second(most: u32) -> Self {
+        Self { most, began: Instant::now(), attempts: Mutex::default() }
+    }
+
+    pub(super) fn allows(&self) -> bool {
+        let mut attempts = lock(&self.attempts);
+        let second = self.began.elapsed().as_secs();
+        if attempts.0 != second {
+            *attempts = (second, 0);
+        }
+        attempts.1 = attempts.1.saturating_add(1);
+        attempts.1 <= self.most
     }
 }
 
