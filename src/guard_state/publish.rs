@@ -122,7 +122,7 @@ fn publish_policy(recorder: &dyn Recorder, policy: &PolicyCounters, publication:
         let labels = [name()].into_iter().chain(label.map(label_of));
         increment(recorder, metric, labels, counter.increment(publication));
     }
-    let saved = policy.loads_saved.increment_of(policy.count_loads_saved(), publication);
+    let saved = policy.loads_saved.increment_of(policy.request_stats().loads_saved(), publication);
     increment(recorder, "stampede_guard_loads_saved_total", [name()], saved);
     publish_requests(recorder, &name(), SharedString::const_str(""), policy.requests(), publication);
     // An outcome of a route exists only once it has occurred: there are many.

@@ -1,11 +1,11 @@
-//! The inspector's HTTP: who is admitted, which request is which question, and the answers.
+//! The inspector's HTTP: which requests are admitted, which question each of them is, and the answers.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{
     ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
     REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
@@ -13,13 +13,14 @@ use http::header::{
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-use super::fleet::{Answerer, Asker, Question, proof_key, unasked};
+use super::fleet::{Answerer, Asker, Question, RateLimit, proof_key, unasked};
 use super::key::{NoKey, TypedKey, after, describe, whole_key};
 use super::report::{self, Identity, millis};
 use crate::error::Error;
@@ -27,7 +28,6 @@ use crate::guard::StampedeGuard;
 use crate::http::GuardedBody;
 use crate::key::{CacheKey, Key};
 use crate::observe::log;
-use crate::sync::lock;
 
 const PAGE: &str = include_str!("page.html");
 /// A browser sends no request with this field for another site, not even with the user's cookies, where those protect the page.
@@ -70,8 +70,7 @@ pub(super) struct Served {
     fleet: Mutex<Option<(Instant, Bytes)>>,
     /// Held while the doctor examines the deployment.
     doctor: Mutex<()>,
-    /// The second of the latest action, and how many there were in it.
-    actions: std::sync::Mutex<(u64, u32)>,
+    actions: RateLimit,
     page_policy: HeaderValue,
 }
 
@@ -107,7 +106,7 @@ impl Served {
             began: Instant::now(),
             fleet: Mutex::default(),
             doctor: Mutex::default(),
-            actions: std::sync::Mutex::default(),
+            actions: RateLimit::per_second(MOST_ACTIONS),
             page_policy: page_policy(),
         }
     }
@@ -256,23 +255,14 @@ impl Served {
                 _ => return Err(bad_request("there are the parameters key, or url and header")),
             }
         }
-        match self.typed(key.as_deref(), url.as_deref(), &lines) {
-            Ok(typed) => Ok(describe(&self.guard, &self.asker, typed, self.shows_values).await),
+        let guard = self.guard.current();
+        match typed_key(&guard, key.as_deref(), url.as_deref(), &lines) {
+            Ok(typed) => Ok(describe(&guard, &self.asker, typed, self.shows_values).await),
             Err(NoKey::Bypass(why)) => {
                 let why = format!("a request like this one bypasses the cache: {why}");
                 Ok(json!({ "key": null, "state": "bypass", "why": why, "how": [], "processes": [] }))
             }
             Err(NoKey::Invalid(text)) => Err(bad_request(text)),
-        }
-    }
-
-    fn typed(&self, key: Option<&str>, url: Option<&str>, lines: &[String]) -> Result<TypedKey, NoKey> {
-        // The newest policy of the handle.
-        let guard = self.guard.current();
-        match (key, url) {
-            (Some(key), None) => TypedKey::of_text(&guard, key),
-            (None, Some(url)) => TypedKey::of_url(&guard, url, lines),
-            _ => Err(NoKey::Invalid("name either a key or a url".to_owned())),
         }
     }
 
@@ -312,7 +302,7 @@ impl Served {
                 "an action is JSON (Content-Type: application/json), with the header X-Stampede-Guard: act",
             ));
         }
-        if !self.may_act_now() {
+        if !self.actions.allows() {
             let text = format!("there were {MOST_ACTIONS} actions in this second: try again");
             return Err((StatusCode::TOO_MANY_REQUESTS, text));
         }
@@ -321,16 +311,6 @@ impl Served {
             .map_err(|error| bad_request(format!("the body is no JSON: {error}")))?;
         let operator = head.extensions.get::<Operator>().map_or("", |operator| &operator.0);
         self.run(&action, operator).await
-    }
-
-    fn may_act_now(&self) -> bool {
-        let mut actions = lock(&self.actions);
-        let second = self.began.elapsed().as_secs();
-        if actions.0 != second {
-            *actions = (second, 0);
-        }
-        actions.1 += 1;
-        actions.1 <= MOST_ACTIONS
     }
 
     async fn run(&self, action: &Value, operator: &str) -> Answer {
@@ -347,7 +327,7 @@ impl Served {
             "invalidate" => {
                 let lines = action["headers"].as_array().into_iter().flatten();
                 let lines: Vec<_> = lines.map(|line| line.as_str().unwrap_or_default().to_owned()).collect();
-                let typed = self.typed(text_of("key"), text_of("url"), &lines);
+                let typed = typed_key(&self.guard.current(), text_of("key"), text_of("url"), &lines);
                 let typed = typed.map_err(|no_key| match no_key {
                     NoKey::Invalid(text) => bad_request(text),
                     NoKey::Bypass(why) => bad_request(format!("a request like this one has no key: {why}")),
@@ -400,7 +380,7 @@ impl Served {
         }
     }
 
-    /// Switches the guard off or on, in every process whose inspector allows it.
+    /// Switches the guard off or on, in every process with an inspector that allows it.
     async fn switch(&self, on: bool, began: Instant) -> Answer {
         self.guard.set_bypass(on);
         let (state, proof) = (self.guard.parts().0, Uuid::new_v4());
@@ -426,6 +406,20 @@ impl Served {
     }
 }
 
+/// The key that an operator names by its text, or by a URL and header lines.
+fn typed_key(
+    guard: &StampedeGuard,
+    key: Option<&str>,
+    url: Option<&str>,
+    lines: &[String],
+) -> Result<TypedKey, NoKey> {
+    match (key, url) {
+        (Some(key), None) => TypedKey::of_text(guard, key),
+        (None, Some(url)) => TypedKey::of_url(guard, url, lines),
+        _ => Err(NoKey::Invalid("name either a key or a url".to_owned())),
+    }
+}
+
 /// The answer to an action that the store has not confirmed.
 fn unconfirmed(error: &Error) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
@@ -437,22 +431,14 @@ where
     B: Body + Send + 'static,
     B::Error: std::fmt::Display,
 {
-    let (mut body, mut read) = (Box::pin(body), BytesMut::new());
-    let reading = async {
-        while let Some(frame) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            let frame = frame.map_err(|error| bad_request(format!("the body broke: {error}")))?;
-            if let Ok(mut data) = frame.into_data() {
-                if read.len() + data.remaining() > LONGEST_BODY {
-                    let text = format!("the body is longer than {LONGEST_BODY} bytes");
-                    return Err((StatusCode::PAYLOAD_TOO_LARGE, text));
-                }
-                read.extend_from_slice(&data.copy_to_bytes(data.remaining()));
-            }
-        }
-        Ok(())
-    };
-    timeout(BODY_WITHIN, reading).await.map_err(|_| bad_request("the body took too long"))??;
-    Ok(read.freeze())
+    let body = Limited::new(body.map_err(|error| error.to_string()), LONGEST_BODY);
+    let read =
+        timeout(BODY_WITHIN, body.collect()).await.map_err(|_| bad_request("the body took too long"))?;
+    let read = read.map_err(|error| match error.is::<LengthLimitError>() {
+        true => (StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {LONGEST_BODY} bytes")),
+        false => bad_request(format!("the body broke: {error}")),
+    })?;
+    Ok(read.to_bytes())
 }
 
 /// An error that says what to do.

@@ -12,7 +12,7 @@
 //! another version does not know.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
-use uuid::Uuid;
+use uuid::{Builder, Uuid};
 
 use super::report::{self, Identity, millis};
 use crate::guard_state::GuardState;
@@ -30,6 +30,7 @@ use crate::key::{CacheKey, Key};
 use crate::observe::hot_keys::HotKeys;
 use crate::observe::log;
 use crate::store::channels::ChannelListener;
+use crate::store::protocol::read_id;
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
 use crate::sync::lock;
 
@@ -48,8 +49,8 @@ pub(super) const LONGEST_ANSWER: usize = 32 * 1024;
 const LONGEST_QUESTION: usize = 256 * 1024;
 /// The most bytes of answers to one question that wait for their turn to be read.
 const MOST_BYTES: usize = 64 * 1024 * 1024;
-/// The most questions that a process answers per second.
-const MOST_ANSWERS: u64 = 100;
+/// The most questions that a process answers per second: others can write to the channel, too.
+const MOST_ANSWERS: u32 = 100;
 /// The longest name of a process that is remembered.
 const LONGEST_NAME: usize = 256;
 
@@ -60,9 +61,7 @@ fn questions_to(state: &GuardState) -> Uuid {
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);
     // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
-    id[6] = id[6] & 0x0f | 0x80;
-    id[8] = id[8] & 0x3f | 0x80;
-    Uuid::from_bytes(id)
+    Builder::from_custom_bytes(id).into_uuid()
 }
 
 /// What a process is asked.
@@ -76,8 +75,8 @@ pub(super) enum Question {
     Bypass(bool, Uuid),
 }
 
-/// A key that an asker stores before it asks for a change. A process looks for it before it obeys: who asks has the right to write
-/// to the namespace, in this database.
+/// A key that an asker stores before it asks for a change. A process looks for it before it obeys, because it proves that the
+/// asker has the right to write to the namespace, in this database.
 pub(super) fn proof_key(id: Uuid) -> CacheKey {
     CacheKey::reserved(&format!("inspector:{}", id.simple()))
 }
@@ -112,7 +111,7 @@ pub(super) struct Answerer {
     state: Weak<GuardState>,
     identity: Identity,
     began: Instant,
-    limit: AnswerLimit,
+    limit: RateLimit,
 }
 
 impl Answerer {
@@ -120,7 +119,8 @@ impl Answerer {
     pub(super) async fn install(state: &Arc<GuardState>, identity: Identity) -> StoreResult<()> {
         let new = || -> Arc<dyn ChannelListener> {
             let state = Arc::downgrade(state);
-            Arc::new(Self { state, identity, began: Instant::now(), limit: AnswerLimit::default() })
+            let limit = RateLimit::per_second(MOST_ANSWERS);
+            Arc::new(Self { state, identity, began: Instant::now(), limit })
         };
         let answerer = Arc::downgrade(state.answerer.get_or_init(new));
         state.hot_keys.get_or_init(HotKeys::new);
@@ -152,10 +152,10 @@ async fn answer(
 }
 
 impl ChannelListener for Answerer {
-    fn received(&self, _: Uuid, message: &[u8]) {
+    fn received(&self, message: &[u8]) {
         let Some((asker, id, question)) = parse_question(message) else { return };
         let is_limited = !matches!(question, Question::Bypass(..));
-        if is_limited && !self.limit.allows(self.began.elapsed().as_secs()) {
+        if is_limited && !self.limit.allows() {
             return;
         }
         let (Some(state), Ok(runtime)) = (self.state.upgrade(), Handle::try_current()) else { return };
@@ -179,25 +179,27 @@ fn parse_question(message: &[u8]) -> Option<(Uuid, Uuid, Question)> {
     Some((read_id(asker)?, read_id(id)?, Question::read(json)?))
 }
 
-fn read_id(text: &[u8]) -> Option<Uuid> {
-    Uuid::try_parse_ascii(text).ok()
+/// Bounds how often something is done in each second.
+pub(super) struct RateLimit {
+    most: u32,
+    began: Instant,
+    /// The second of the latest attempt, counted from `began`, and how many attempts there were in it.
+    attempts: Mutex<(u64, u32)>,
 }
 
-/// Bounds how often a process answers, because others can write to the channel, too.
-#[derive(Default)]
-struct AnswerLimit {
-    /// The second and the answers in it, in one number.
-    used: AtomicU64,
-}
+impl RateLimit {
+    pub(super) fn per_second(most: u32) -> Self {
+        Self { most, began: Instant::now(), attempts: Mutex::default() }
+    }
 
-impl AnswerLimit {
-    fn allows(&self, second: u64) -> bool {
-        let next = |used: u64| match (used / (MOST_ANSWERS + 1), used % (MOST_ANSWERS + 1)) {
-            (of, MOST_ANSWERS) if of == second => None,
-            (of, _) if of == second => Some(used + 1),
-            _ => Some(second * (MOST_ANSWERS + 1) + 1),
-        };
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+    pub(super) fn allows(&self) -> bool {
+        let mut attempts = lock(&self.attempts);
+        let second = self.began.elapsed().as_secs();
+        if attempts.0 != second {
+            *attempts = (second, 0);
+        }
+        attempts.1 = attempts.1.saturating_add(1);
+        attempts.1 <= self.most
     }
 }
 
@@ -312,7 +314,7 @@ impl Asker {
 }
 
 impl ChannelListener for Asker {
-    fn received(&self, _: Uuid, message: &[u8]) {
+    fn received(&self, message: &[u8]) {
         let id = message.split_at_checked(32).and_then(|(id, _)| read_id(id));
         let open = lock(&self.open);
         let Some(open) = id.and_then(|id| open.get(&id)) else { return };

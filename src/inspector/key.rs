@@ -214,8 +214,8 @@ fn accept(_: &Entry, _: u64, _: Option<&SharedValue>) -> Option<()> {
     Some(())
 }
 
-/// Looks up a key as a request does, without what follows. Of a request whose variant has a key of its own, also returns that key and the
-/// names of the fields that distinguish the variants.
+/// Looks up a key as a request does, without what follows. If the variant for the request has a separate key, returns that key, and the
+/// names of the fields that distinguish the variants, too.
 async fn next_answer(
     state: &Arc<GuardState>,
     policy: &Arc<Policy>,
@@ -291,8 +291,7 @@ async fn look_up(state: &GuardState, key: &Key) -> Looked {
         Ok(entry) => entry,
         Err((reason, _)) => return Looked::Unreadable(reason),
     };
-    let names: Vec<_> = entry.tags.iter().map(|(name, id)| (Key::of_name(name), id)).collect();
-    let tags: Vec<_> = names.iter().map(|(tag, _)| tag.clone()).collect();
+    let (tags, ids): (Vec<_>, Vec<_>) = entry.tags.iter().map(|(name, id)| (Key::of_name(name), id)).unzip();
     let present = match tags.is_empty() {
         true => Vec::new(),
         false => match state.store.present_tags(&tags, left()).await {
@@ -301,13 +300,10 @@ async fn look_up(state: &GuardState, key: &Key) -> Looked {
         },
     };
     let mut judged = Vec::new();
-    for ((tag, id), present) in names.iter().zip(&present) {
-        let expired_at = present.and_then(|present| present.expired_since(*id));
+    for ((tag, id), present) in tags.iter().zip(ids).zip(present) {
+        let expired_at = present.and_then(|present| present.expired_since(id));
         judged.push((tag.within(&state.namespace).to_owned(), expired_at.is_some()));
-        if let Some(at) = expired_at.filter(|at| *at != NEVER) {
-            entry.tag_expired_at =
-                if entry.tag_expired_at == NEVER { at } else { entry.tag_expired_at.min(at) };
-        }
+        entry.tag_expired_at = entry.tag_expired_at.min(expired_at.unwrap_or(NEVER));
     }
     Looked::Entry(Box::new(entry), judged, state.store.now())
 }

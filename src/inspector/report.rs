@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::flight::waiter::FlightProgress;
 use crate::guard_state::GuardState;
 use crate::health::Health;
 use crate::key::{FlightKey, Key, LoadMode};
+use crate::observe::PolicyCounters;
 use crate::observe::hot_keys::CountedKey;
-use crate::observe::{Outcome, PolicyCounters, Requests};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// How many of the oldest loads a process reports.
@@ -78,9 +78,7 @@ pub(super) fn process(state: &Arc<GuardState>, identity: &Identity, began: Insta
     let loads = state.flights.oldest(MOST_LOADS);
     let left_out = state.flights.len().saturating_sub(loads.len());
     let loads: Vec<_> = loads.into_iter().map(|(flight, progress)| load(state, &flight, progress)).collect();
-    let stats = state.stats();
-    let stats: Map<String, Value> =
-        stats.named().into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
+    let stats = Value::from_iter(state.stats().named());
     json!({
         "process": process_id(state),
         "name": identity.name,
@@ -154,28 +152,16 @@ fn policy_counts(policy: &PolicyCounters) -> Value {
     };
     let mut routes = Vec::new();
     policy.routes.each(|route, requests| {
-        routes.push(json!({ "route": &**route, "requests": request_counts(requests) }));
+        let requests = Value::from_iter(requests.stats().requests_named());
+        routes.push(json!({ "route": &**route, "requests": requests }));
     });
     json!({
         "name": &*policy.name,
-        "requests": request_counts(policy.requests()),
+        "requests": Value::from_iter(policy.request_stats().requests_named()),
         "loads": sum("stampede_guard_loads_total"),
         "load_failures": sum("stampede_guard_load_failures_total"),
         "routes": routes,
     })
-}
-
-fn request_counts(requests: &Requests) -> Value {
-    let counts = requests.counts().into_iter().map(|(outcome, count)| {
-        // Unlike in metrics, hits from memory have a name of their own.
-        let name = match outcome {
-            Outcome::LocalHit => "local_hits",
-            Outcome::Hit => "hits",
-            other => other.as_str(),
-        };
-        (name.to_owned(), count.into())
-    });
-    counts.collect::<Map<String, Value>>().into()
 }
 
 /// What a process knows of one key.

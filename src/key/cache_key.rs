@@ -97,25 +97,13 @@ impl CacheKey {
         // A key of the program has no `~`; the crate's own keys have one before a suffix, or before the digest of a long key.
         let (of_program, suffix) = text.split_at(text.find('~').unwrap_or(text.len()));
         let is_digest = suffix.len() == 65 && suffix.bytes().skip(1).all(|byte| byte.is_ascii_hexdigit());
-        let has_suffix = is_digest || !of_program.is_empty() && of_program.starts_with("http:");
-        let is_plain = |text: &str| {
-            let mut rest = text.bytes();
-            loop {
-                match rest.next() {
-                    None => break true,
-                    Some(b':' | b'~') => {}
-                    Some(b'%') => {
-                        let digits = [rest.next(), rest.next()];
-                        if !digits.iter().all(|digit| digit.is_some_and(|digit| digit.is_ascii_hexdigit())) {
-                            break false;
-                        }
-                    }
-                    Some(byte) if PLAIN[usize::from(byte)] => {}
-                    Some(_) => break false,
-                }
-            }
+        let has_known_suffix = suffix.is_empty() || is_digest || of_program.starts_with("http:");
+        let is_plain = |byte: u8| matches!(byte, b':' | b'~' | b'%') || PLAIN[usize::from(byte)];
+        let begins_with_digits = |text: &str| {
+            text.as_bytes().get(..2).is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
         };
-        let is_escaped = is_plain(text) && (suffix.is_empty() || has_suffix);
+        let is_escaped =
+            has_known_suffix && text.bytes().all(is_plain) && text.split('%').skip(1).all(begins_with_digits);
         (if is_escaped { Self::of_text(text) } else { Self::from_parts(text.split(':')) }, is_escaped)
     }
 

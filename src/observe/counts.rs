@@ -70,15 +70,6 @@ macro_rules! counters {
 
             /// All counts, with the names of their fields.
             pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
-                let requests = [
-                    ("hits", self.hits),
-                    ("local_hits", self.local_hits),
-                    ("stale", self.stale),
-                    ("led", self.led),
-                    ("coalesced", self.coalesced),
-                    ("bypassed", self.bypassed),
-                    ("failed", self.failed),
-                ];
                 let others = [
                     $((stringify!($policy), self.$policy),)*
                     $((stringify!($guard), self.$guard),)*
@@ -86,7 +77,7 @@ macro_rules! counters {
                     ("tasks", self.tasks),
                     ("kept_invalidations", self.kept_invalidations),
                 ];
-                requests.into_iter().chain(others).collect()
+                self.requests_named().into_iter().chain(others).collect()
             }
 
             fn add_guard(&mut self, counts: &$GuardCounts) {
@@ -209,6 +200,19 @@ impl Stats {
     /// a stale value because their own load failed.)
     pub const fn loads_saved(&self) -> u64 {
         self.hits + self.local_hits + self.stale + self.coalesced
+    }
+
+    /// The counts of requests, with the names of their fields.
+    pub(crate) fn requests_named(&self) -> [(&'static str, u64); Outcome::ALL.len()] {
+        [
+            ("hits", self.hits),
+            ("local_hits", self.local_hits),
+            ("stale", self.stale),
+            ("led", self.led),
+            ("coalesced", self.coalesced),
+            ("bypassed", self.bypassed),
+            ("failed", self.failed),
+        ]
     }
 
     fn add_requests(&mut self, requests: &Requests) {
@@ -384,18 +388,15 @@ impl PolicyCounters {
 
     /// Whether anything was counted.
     pub(crate) fn is_used(&self) -> bool {
-        let mut is_used = self.counts.all().any(|(.., counter)| counter.get() > 0);
-        self.each_requests(|requests| {
-            is_used |= Outcome::ALL.into_iter().any(|outcome| requests.count(outcome) > 0);
-        });
-        is_used
+        self.counts.all().any(|(.., counter)| counter.get() > 0)
+            || self.request_stats().requests_named().into_iter().any(|(_, count)| count > 0)
     }
 
-    /// Like [`Stats::loads_saved`], for this policy.
-    pub(crate) fn count_loads_saved(&self) -> u64 {
+    /// The counts of all requests of this policy, with and without a route.
+    pub(crate) fn request_stats(&self) -> Stats {
         let mut stats = Stats::default();
         self.each_requests(|requests| stats.add_requests(requests));
-        stats.loads_saved()
+        stats
     }
 
     fn each_requests(&self, mut each: impl FnMut(&Requests)) {
@@ -451,9 +452,11 @@ impl Requests {
         }
     }
 
-    /// How many requests had each outcome.
-    pub(crate) fn counts(&self) -> [(Outcome, u64); Outcome::ALL.len()] {
-        Outcome::ALL.map(|outcome| (outcome, self.count(outcome)))
+    /// The counts of these requests.
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        stats.add_requests(self);
+        stats
     }
 
     fn count(&self, outcome: Outcome) -> u64 {

@@ -507,12 +507,12 @@ impl Lease {
         self.token.flight()
     }
 
-    /// The last moment at which the lease was certainly held.
     /// When the lease ends unless it is renewed, as of now and later.
     pub(crate) fn ends(&self) -> Arc<Mutex<Instant>> {
         Arc::clone(&self.ends)
     }
 
+    /// The last moment at which the lease was certainly held.
     pub(crate) fn confirmed(&self) -> SentAt {
         *lock(&self.confirmed)
     }

@@ -12,7 +12,7 @@ use crate::sync::lock;
 /// The receiver of the messages of channels.
 pub(crate) trait ChannelListener: Send + Sync {
     /// Handles a message. Must not block.
-    fn received(&self, channel: Uuid, message: &[u8]);
+    fn received(&self, message: &[u8]);
 }
 
 /// The listeners of one channel.
@@ -28,11 +28,11 @@ impl Listeners {
     }
 
     /// Passes a message on. Returns how many listeners have received it.
-    pub(crate) fn deliver(&self, channel: Uuid, message: &[u8]) -> u64 {
+    pub(crate) fn deliver(&self, message: &[u8]) -> u64 {
         // Collected, because a listener is called without the lock.
         let all: Vec<Arc<_>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
         for listener in &all {
-            listener.received(channel, message);
+            listener.received(message);
         }
         all.len() as u64
     }
@@ -56,6 +56,6 @@ impl MemoryChannels {
     /// Delivers a message. Returns how many listeners have received it.
     pub(crate) fn send(&self, channel: Uuid, message: &[u8]) -> u64 {
         let listeners = lock(&self.0).get(&channel).cloned();
-        listeners.map_or(0, |listeners| listeners.deliver(channel, message))
+        listeners.map_or(0, |listeners| listeners.deliver(message))
     }
 }

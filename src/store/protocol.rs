@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
-use uuid::Uuid;
+use uuid::{Builder, Uuid};
 
 use crate::key::Key;
 use crate::observe::FlightId;
@@ -105,6 +105,12 @@ impl std::error::Error for StoreError {
     }
 }
 
+/// Parses an id of 32 digits.
+#[cfg(any(feature = "redis", feature = "inspector"))]
+pub(crate) fn read_id(text: &[u8]) -> Option<Uuid> {
+    Uuid::try_parse_ascii(text).ok().filter(|_| text.len() == 32)
+}
+
 /// The holder of a lease, or a waiter for one: `<node>:<flight>`, both random.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Token(Arc<str>);
@@ -126,8 +132,8 @@ impl Token {
         let mut flight = *Uuid::new_v4().as_bytes();
         flight[..4].copy_from_slice(&longest.to_be_bytes());
         // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
-        flight[6] = flight[6] & 0x0f | 0x80;
-        Self(format!("{}:{}", node.simple(), Uuid::from_bytes(flight).simple()).into())
+        let flight = Builder::from_custom_bytes(flight).into_uuid();
+        Self(format!("{}:{}", node.simple(), flight.simple()).into())
     }
 
     /// Parses a value of the store; `None` for anything that is not a token.

@@ -93,10 +93,9 @@ class Fleet:
             sums = {outcome: sum(count[outcome] for count in counts.values()) for outcome in self.outcomes}
             for outcome in self.outcomes:
                 totals[outcome] += sums[outcome]
-            unrouted = counts.pop(None, dict.fromkeys(self.outcomes, 0))
             policies.append({
-                "name": name, "requests": unrouted, "loads": sums["led"] + sums["bypassed"], "load_failures": sums["failed"],
-                "routes": [{"route": route, "requests": count} for route, count in counts.items()],
+                "name": name, "requests": sums, "loads": sums["led"] + sums["bypassed"], "load_failures": sums["failed"],
+                "routes": [{"route": route, "requests": count} for route, count in counts.items() if route],
             })
         loads = [
             {"key": key, "digest": digest(key), "age_ms": 812.4 * (number + 1) + 97 * at, "waiters": 12 - 5 * at}

@@ -1,4 +1,4 @@
-//! ChannelHub of [`Store::listen_to`](crate::store::Store::listen_to) on Redis: each is a subscription on the connection for messages, beside
+//! Channels of [`Store::listen_to`](crate::store::Store::listen_to) on Redis: each is a subscription on the connection for messages, beside
 //! those of the nodes, and its name has the same form, so that a user needs no other right.
 
 use std::collections::HashMap;
@@ -28,7 +28,6 @@ impl Default for ChannelHub {
 }
 
 struct Channel {
-    id: Uuid,
     listeners: Listeners,
     status: watch::Sender<InboxStatus>,
 }
@@ -62,7 +61,7 @@ impl ChannelHub {
         subscriber: &Subscriber,
     ) -> Arc<Channel> {
         let mut channels = lock(&self.by_id);
-        // ChannelHub that have lost their last listener are left here, but for this one: its subscription serves the next listener.
+        // Channels that have lost their last listener are left here, but for this one: its subscription serves the next listener.
         channels.retain(|other, channel| {
             let is_used = *other == id || !channel.listeners.is_empty();
             if !is_used {
@@ -72,7 +71,7 @@ impl ChannelHub {
         });
         let new = || {
             let status = watch::Sender::new(InboxStatus::Shut);
-            Arc::new(Channel { id, listeners: Listeners::default(), status })
+            Arc::new(Channel { listeners: Listeners::default(), status })
         };
         let channel = channels.entry(id).or_insert_with(new);
         channel.listeners.add(listener);
@@ -90,7 +89,7 @@ impl Recipient for Channel {
     }
 
     fn deliver(&self, payload: &[u8]) {
-        self.listeners.deliver(self.id, payload);
+        self.listeners.deliver(payload);
     }
 
     fn notify_missed(&self) {}

@@ -30,11 +30,11 @@ use crate::health::LinkState;
 use crate::store::LockName;
 use crate::store::Token;
 use crate::store::protocol::VolumeListener;
-use crate::store::protocol::{LogRecord, ReceivedAnnouncement};
+use crate::store::protocol::{LogRecord, ReceivedAnnouncement, read_id};
 use crate::store::redis::commands::Commands;
 use crate::store::redis::commands::lock_queue::find_lost_messages;
 use crate::store::redis::commands::lock_steps::give_back;
-use crate::store::redis::scripts::{changed_name, read_id};
+use crate::store::redis::scripts::changed_name;
 use crate::store::wake_leases::{Hint, LeaseWaiters};
 use crate::store::wake_locks::{LockHint, LockWaiters};
 

@@ -240,11 +240,6 @@ pub(super) fn push_id(cmd: &mut Cmd, id: Uuid) {
     cmd.arg(&*id.simple().encode_lower(&mut Uuid::encode_buffer()));
 }
 
-/// Parses an id of 32 digits.
-pub(super) fn read_id(text: &[u8]) -> Option<Uuid> {
-    Uuid::try_parse_ascii(text).ok().filter(|_| text.len() == 32)
-}
-
 /// Parses the last part of an entry of the log, and of a message about a change: the kind and the name.
 pub(super) fn changed_name(text: &[u8]) -> Option<ChangedName> {
     let (kind, name) = text.split_first()?;

@@ -21,10 +21,10 @@ use uuid::Uuid;
 
 use crate::health::LinkState;
 use crate::observe::{log, warn_if};
+use crate::store::protocol::read_id;
 use crate::store::redis::commands::Commands;
 use crate::store::redis::connection::connector::{Connector, Inbound, MessageSink};
 use crate::store::redis::errors::{OutageLog, bounded, classify, io_error_of, reason, store_error};
-use crate::store::redis::scripts::read_id;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::sync::lock;
 use crate::task::{Backoff, EndedTask, OwnedTask, STABLE, TaskOwner, TaskRef};

@@ -68,6 +68,25 @@ async fn each_process_answers_with_its_counts_and_its_loads() {
     drop(services);
 }
 
+#[cfg(feature = "axum")]
+#[tokio::test(start_paused = true)]
+async fn the_requests_of_a_policy_include_those_of_its_routes() {
+    let guard = guard(&MemoryStore::new());
+    let users = axum::routing::get(|| async { "a user" });
+    let app = axum::Router::new().route("/users/{id}", users).layer(guard.clone());
+    for path in ["/users/1", "/users/1", "/users/2", "/nowhere"] {
+        let request = Request::get(path).header("host", "shop.example").body(axum::body::Body::empty());
+        app.clone().oneshot(request.expect("a request")).await.expect("infallible");
+    }
+    let fleet = fleet_of(&serve(guard.inspector())).await;
+    let counts = |it: &Value| ["led", "hits", "failed"].map(|outcome| it["requests"][outcome].as_u64());
+    let policy = &fleet["processes"][0]["policies"][0];
+    assert_eq!(policy["routes"][0]["route"], "/users/{id}", "{policy}");
+    assert_eq!(counts(&policy["routes"][0]), [Some(2), Some(1), Some(0)], "{policy}");
+    assert_eq!(counts(policy), [Some(3), Some(1), Some(0)], "{policy}");
+    assert_eq!((policy["loads"].as_u64(), guard.stats().led), (Some(3), 3), "{policy}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_process_that_has_gone_is_silent_and_delays_the_answer_by_half_a_second_at_most() {
     let store = MemoryStore::new();

@@ -274,6 +274,21 @@ async fn a_value_without_a_tag_of_the_policy_is_not_called_fresh() {
     assert_eq!(key_of(&serve(older.inspector()), "k").await["state"], "fresh");
 }
 
+/// Of a request, too, after `set_policy`.
+#[tokio::test]
+async fn the_newest_policy_decides() {
+    let guard = guard(&MemoryStore::new());
+    let service = serve(guard.inspector());
+    guard.insert("k", &1).await.expect("stored");
+    assert_eq!(key_of(&service, "k").await["state"], "fresh");
+    let policy = guard.policy().to_builder().tags(["site"]).build().expect("valid");
+    guard.set_policy(policy).expect("tags can be replaced");
+    let answer = key_of(&service, "k").await;
+    assert_eq!(answer["state"], "expired", "{answer}");
+    assert!(answer["why"].as_str().is_some_and(|why| why.contains("lacks the tag `site`")), "{answer}");
+    assert_eq!(guard.get::<i32>("k").await.expect("read"), None, "a request gets what the answer says");
+}
+
 /// `~` stands before the crate's own suffixes, and is escaped in a key of the program.
 #[tokio::test]
 async fn a_typed_tilde_is_one_of_the_program() {

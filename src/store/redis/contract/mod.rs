@@ -44,14 +44,14 @@ use crate::store::protocol::{
 };
 use crate::store::redis::connection::send::SendMode;
 use crate::store::redis::inbox::acknowledgement;
-use crate::store::redis::scripts::{changed_name, millis, push_id, read_id};
+use crate::store::redis::scripts::{changed_name, millis, push_id};
 use crate::store::redis::subscriber::channel;
 use crate::store::redis::{RedisStore, scripts};
 
 pub(crate) use self::entries::Write;
 #[cfg(any(test, fuzzing))]
 pub(super) use self::entries::{AcquireReply, read_acquire, read_change};
-use super::commands::{int, not_understood, refused};
+use super::commands::{Commands, int, not_understood, refused};
 use super::doctor;
 use super::errors::bounded;
 use super::scripts::push_key;
@@ -415,11 +415,7 @@ impl RedisStore {
         let Ok(runtime) = Handle::try_current() else { return };
         let (commands, node, within) = (self.commands.clone(), self.node(), self.command_timeout());
         runtime.spawn(async move {
-            let channel = channel(announcer);
-            let mut cmd = Cmd::with_capacity(3, channel.len() + 80);
-            cmd.arg("PUBLISH").arg(&channel).arg(acknowledgement(id, node));
-            // In a cluster any node forwards the message, so the channel's slot may select the node.
-            let _ = commands.send(&channel, &cmd, within, SendMode::Once).await;
+            let _ = publish(&commands, announcer, acknowledgement(id, node).as_bytes(), within).await;
         });
     }
 
@@ -438,17 +434,21 @@ impl RedisStore {
     }
 
     pub(crate) async fn send_to(&self, to: Uuid, message: &[u8], within: Duration) -> StoreResult<u64> {
-        let channel = channel(to);
-        let mut cmd = Cmd::with_capacity(3, channel.len() + message.len() + 16);
-        cmd.arg("PUBLISH").arg(&channel).arg(message);
-        // In a cluster any node forwards the message, so the channel's slot may select the node.
-        let answer = self.commands.send(&channel, &cmd, within, SendMode::Once).await?;
+        let answer = publish(&self.commands, to, message, within).await?;
         int(answer).and_then(|count| count.try_into().ok()).ok_or_else(not_understood)
     }
 
     pub(crate) fn listen(&self, listener: Weak<dyn VolumeListener>) {
         self.inbox.listen(listener);
     }
+}
+
+/// Publishes a message on a channel. In a cluster any node forwards it, so the channel's slot may select the node.
+async fn publish(commands: &Commands, to: Uuid, message: &[u8], within: Duration) -> StoreResult<Value> {
+    let channel = channel(to);
+    let mut cmd = Cmd::with_capacity(3, channel.len() + message.len() + 16);
+    cmd.arg("PUBLISH").arg(&channel).arg(message);
+    commands.send(&channel, &cmd, within, SendMode::Once).await
 }
 
 /// The approximate size of the arguments of [`push_announcing`].
