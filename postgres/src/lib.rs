@@ -8,6 +8,7 @@
 mod error;
 mod log;
 mod message;
+pub mod metrics;
 mod names;
 mod position;
 mod postgres_log;

@@ -49,6 +49,14 @@ pub(crate) struct LogStep {
     pub(crate) committed: Option<i64>,
 }
 
+/// How much log a server keeps for a slot, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeptLog {
+    pub(crate) lag: u64,
+    /// How much more before the slot is lost; `None` if there is no bound.
+    pub(crate) left: Option<u64>,
+}
+
 /// A connection on which a log arrives.
 pub(crate) trait Session: Send {
     /// The position at this LSN; `None` if what was committed before the slot may not be invalidated yet.
@@ -56,6 +64,9 @@ pub(crate) trait Session: Send {
 
     /// The next step. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Result<LogStep, LogError>> + Send;
+
+    /// What the server keeps for the slot, if that was looked at since the last call.
+    fn kept(&mut self) -> Option<KeptLog>;
 
     /// Waits until all that reads now sees these transactions.
     fn until_visible(&mut self, xids: &[u32]) -> impl Future<Output = Result<(), LogError>> + Send;
@@ -111,11 +122,12 @@ impl<L: Log> Reader<L> {
                 Err(error) => return (false, LogError::new(ErrorKind::Mutex(error))),
             }
         };
-        let (lost, mut has_read) = (held.lost(), false);
+        let (lost, mut has_read, metrics) = (held.lost(), false, &self.progress.metrics);
         let error = tokio::select! {
             () = lost => LogError::new(ErrorKind::NotReader),
             error = self.read(held.fence(), &mut has_read) => error,
         };
+        metrics.reads(false);
         // Another process may reach what this one did not.
         let _ = held.unlock().await;
         (has_read, error)
@@ -133,6 +145,7 @@ impl<L: Log> Reader<L> {
             };
             *has_read = true;
             tracing::info!(fence, "this process reads the log");
+            self.progress.metrics.reads(true);
             let _listening = self.progress.answer_questions().await;
             let error = loop {
                 if let Err(error) = read_once(&mut session, &self.guard, &self.progress).await {
@@ -175,6 +188,9 @@ async fn read_once<S: Session>(
 ) -> Result<(), LogError> {
     let (mut names, mut xids, mut end, mut committed) = (Names::default(), Vec::new(), None, Vec::new());
     let mut step = session.next().await?;
+    if let Some(kept) = session.kept() {
+        progress.metrics.keeps(kept.lag, kept.left);
+    }
     loop {
         names.add(step.names);
         xids.extend(step.xid);

@@ -20,6 +20,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::metrics::{Metrics, WITHIN};
 use crate::position::LogPosition;
 use crate::session::unix_micros;
 
@@ -42,6 +43,7 @@ pub(crate) struct Progress {
     /// Set once this process has waited for a position.
     listening: OnceCell<Listening>,
     shared: Arc<Shared>,
+    pub(crate) metrics: Metrics,
 }
 
 #[derive(Default)]
@@ -50,16 +52,8 @@ struct Shared {
     passed: watch::Sender<LogPosition>,
     /// The questions that this process will answer as the reader.
     open: Mutex<Vec<(Channel, LogPosition)>>,
-    counts: Counts,
-}
-
-/// Transactions, by the time from their commit until no process served what was there before.
-#[derive(Debug, Default)]
-struct Counts {
-    within_10_ms: AtomicU64,
-    within_100_ms: AtomicU64,
-    within_2_s: AtomicU64,
-    later: AtomicU64,
+    /// Transactions by [`WITHIN`].
+    commits: [AtomicU64; WITHIN.len()],
 }
 
 /// What a process has read as the reader; see [`PostgresLog::stats`](crate::PostgresLog::stats).
@@ -97,6 +91,7 @@ impl Progress {
             answers: Channel::new(),
             listening: OnceCell::new(),
             shared: Arc::default(),
+            metrics: Metrics::new(slot),
         }
     }
 
@@ -105,7 +100,9 @@ impl Progress {
         let now = unix_micros();
         for at in committed {
             let took = Duration::from_micros(now.saturating_sub(*at).try_into().unwrap_or_default());
-            self.shared.counts.add(took);
+            let at = WITHIN.iter().position(|(_, most)| took <= *most).unwrap_or(WITHIN.len() - 1);
+            self.shared.commits[at].fetch_add(1, Ordering::Relaxed);
+            self.metrics.is_final(WITHIN[at].0, took);
         }
         let Some(position) = position else { return };
         self.shared.pass(position);
@@ -185,27 +182,9 @@ impl Progress {
     }
 
     pub(crate) fn stats(&self) -> LogStats {
-        let Counts { within_10_ms, within_100_ms, within_2_s, later } = &self.shared.counts;
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        LogStats {
-            within_10_ms: get(within_10_ms),
-            within_100_ms: get(within_100_ms),
-            within_2_s: get(within_2_s),
-            later: get(later),
-            passed: *self.shared.passed.borrow(),
-        }
-    }
-}
-
-impl Counts {
-    fn add(&self, took: Duration) {
-        let count = match took.as_millis() {
-            0..=10 => &self.within_10_ms,
-            11..=100 => &self.within_100_ms,
-            101..=2_000 => &self.within_2_s,
-            _ => &self.later,
-        };
-        count.fetch_add(1, Ordering::Relaxed);
+        let [within_10_ms, within_100_ms, within_2_s, later] =
+            self.shared.commits.each_ref().map(|count| count.load(Ordering::Relaxed));
+        LogStats { within_10_ms, within_100_ms, within_2_s, later, passed: *self.shared.passed.borrow() }
     }
 }
 

@@ -7,7 +7,7 @@ use pgwire_replication::{Lsn, PgWireError, ReplicationClient, ReplicationEvent};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{ErrorKind, LogError};
-use crate::log::{Log, LogStep, Session};
+use crate::log::{KeptLog, Log, LogStep, Session};
 use crate::message::LogMessage;
 use crate::names::Names;
 use crate::position::LogPosition;
@@ -24,6 +24,8 @@ const MOST_SILENCE: Duration = Duration::from_secs(6);
 /// How soon the server learns of a position at the latest.
 const CONFIRM: Duration = Duration::from_millis(100);
 
+/// How often the server is asked what it keeps for the slot, while it sends anything.
+const LOOKS: Duration = Duration::from_secs(5);
 /// The pauses between two looks at whether a transaction is visible, of which the first almost always shows that it is.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
@@ -204,7 +206,10 @@ pub(crate) struct PostgresSession {
     client: ReplicationClient,
     /// Another connection, for statements.
     statements: Gate,
+    slot: String,
     timeline: u32,
+    kept: Option<KeptLog>,
+    looked: Instant,
     /// The slot's first message is before this LSN.
     began: u64,
     /// Microseconds of this process's clock minus those of the server's, measured when the connection was opened.
@@ -237,9 +242,13 @@ impl Log for Source {
         within(PATIENCE, client.start()).await?;
         within(PATIENCE, client.wait_started()).await?;
         let rows = self.rows.clone().map(RowParser::new);
+        let (slot, kept, looked) = (self.slot.clone(), None, Instant::now());
         Ok(PostgresSession {
             client,
             statements,
+            slot,
+            kept,
+            looked,
             timeline,
             began,
             clock_offset,
@@ -251,6 +260,20 @@ impl Log for Source {
 }
 
 impl PostgresSession {
+    async fn look_at_slot(&mut self) -> Result<(), LogError> {
+        let sql = format!(
+            "select pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint, safe_wal_size from pg_replication_slots \
+             where slot_name = '{}'",
+            self.slot
+        );
+        let row = self.statements.rows(&sql).await?.into_iter().next().unwrap_or_default();
+        let number = |at: usize| row.get(at).and_then(|text| text.parse::<i64>().ok());
+        let bytes = |number: i64| u64::try_from(number).unwrap_or_default();
+        self.kept = number(0).map(|lag| KeptLog { lag: bytes(lag), left: number(1).map(bytes) });
+        self.looked = Instant::now();
+        Ok(())
+    }
+
     fn read(&mut self, event: ReplicationEvent) -> Result<Option<LogStep>, LogError> {
         Ok(match event {
             ReplicationEvent::Begin { xid, .. } => {
@@ -299,8 +322,15 @@ impl Session for PostgresSession {
         (end >= self.began).then(|| LogPosition::new(self.timeline, end))
     }
 
+    fn kept(&mut self) -> Option<KeptLog> {
+        self.kept.take()
+    }
+
     async fn next(&mut self) -> Result<LogStep, LogError> {
         loop {
+            if self.looked.elapsed() >= LOOKS {
+                self.look_at_slot().await?;
+            }
             let event = match timeout(MOST_SILENCE, self.client.recv()).await {
                 Ok(event) => event?.ok_or_else(|| LogError::new(ErrorKind::Ended))?,
                 Err(_) => return Err(LogError::new(ErrorKind::Silent)),

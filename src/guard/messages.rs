@@ -97,7 +97,7 @@ fn answer<T>(what: &str, answer: StoreResult<T>) -> Result<T, Error> {
 struct OnMessage<F>(F);
 
 impl<F: Fn(&[u8]) + Send + Sync> ChannelListener for OnMessage<F> {
-    fn received(&self, _: Uuid, message: &[u8]) {
+    fn received(&self, message: &[u8]) {
         (self.0)(message);
     }
 }

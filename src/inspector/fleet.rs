@@ -18,11 +18,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
-use uuid::{Builder, Uuid};
+use uuid::Uuid;
 
 use super::report::{self, Identity, millis};
 use crate::guard_state::GuardState;
@@ -54,14 +53,9 @@ const MOST_ANSWERS: u32 = 100;
 /// The longest name of a process that is remembered.
 const LONGEST_NAME: usize = 256;
 
-/// The channel on which the processes of a namespace are asked, in this database.
+/// The channel on which the processes of a namespace are asked.
 fn questions_to(state: &GuardState) -> Uuid {
-    let (_, database) = state.store.channel_connection();
-    let digest = Sha256::digest(format!("stampede-guard questions to {} in {database}", state.namespace));
-    let mut id = [0; 16];
-    id.copy_from_slice(&digest[..16]);
-    // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
-    Builder::from_custom_bytes(id).into_uuid()
+    state.channel("questions")
 }
 
 /// What a process is asked.

@@ -198,6 +198,10 @@ impl Session for SimulatedSession {
         (end >= self.began).then(|| LogPosition::new(1, end))
     }
 
+    fn kept(&mut self) -> Option<KeptLog> {
+        None
+    }
+
     async fn next(&mut self) -> Result<LogStep, LogError> {
         let mut written = self.database.written.subscribe();
         loop {
