@@ -155,7 +155,7 @@ pub mod bounds {
 }
 
 pub use crate::guard::builder::StampedeGuardBuilder;
-pub use crate::guard::invalidation::Invalidation;
+pub use crate::guard::invalidation::{Invalidation, PendingInvalidation};
 pub use crate::guard::load::{AnswerInfo, Load, Loaded};
 pub use crate::guard::load_many::Warmed;
 pub use crate::guard::memoize::{Memoize, MemoizeFuture, MemoizeLayer};
@@ -176,6 +176,12 @@ pub use store::redis::login::Credentials;
 #[doc(hidden)]
 pub mod __macros {
     pub use crate::guard::function::{BodyOf, FunctionSettings, argument, load, owned, part, receiver};
+}
+
+/// Used by the other packages of this crate's workspace. It changes without notice.
+#[doc(hidden)]
+pub mod __members {
+    pub use crate::guard::messages::{Channel, Listening, invalidates_all, listen, send};
 }
 
 /// Memoizes an `async fn`, or a method: one call in the whole fleet runs the body, and the others receive its value or its failure, as

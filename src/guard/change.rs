@@ -83,9 +83,8 @@ impl Change {
     }
 
     fn new(guard: &StampedeGuard, target: ChangeTarget, what: &'static str, is_retained: bool) -> Self {
-        let reports = (!target.is_tag).then(|| target.key.of_reports(&guard.state.namespace)).flatten();
+        let of_reports = target.of_reports(&guard.state.namespace);
         let (guard, number) = (guard.clone(), guard.state.retained.next_attempt());
-        let of_reports = reports.map(ChangeTarget::tag);
         let (only_expires, succeeded) = (false, false);
         Self { guard, target, of_reports, only_expires, what, number, is_retained, succeeded }
     }
@@ -251,18 +250,22 @@ impl Change {
     }
 
     pub(super) fn detach_flights(&self) {
-        let (state, ChangeTarget { key, is_tag }) = (&self.guard.state, &self.target);
-        match is_tag {
-            // No loader and no handler can set the tag of a path, and no response has that of another path.
-            true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
-            // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new flights.
-            true => state.flights.detach_all(),
-            false => state.detach_resource(key),
-        }
+        detach_flights(&self.guard.state, &self.target);
     }
 
     fn targets(&self) -> impl Iterator<Item = &ChangeTarget> {
         self.of_reports.iter().chain([&self.target])
+    }
+}
+
+/// Has later callers begin new loads of what the target names.
+pub(super) fn detach_flights(state: &GuardState, ChangeTarget { key, is_tag }: &ChangeTarget) {
+    match is_tag {
+        // No loader and no handler can set the tag of a path, and no response has that of another path.
+        true if key.is_path() => state.flights.detach_if(|flight| flight.key.has_path(key)),
+        // A loader can add tags until its load ends, so any flight may have the tag: detach all. Later callers begin new flights.
+        true => state.flights.detach_all(),
+        false => state.detach_resource(key),
     }
 }
 

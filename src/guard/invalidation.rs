@@ -1,19 +1,23 @@
 //! The invalidations of one key, of a tag, of everything, and of many keys; and [`StampedeGuard::invalidation`], one invalidation of many
-//! keys, tags and paths.
+//! keys, tags and paths, which may begin before the origin is changed.
 
 use std::collections::{HashMap, HashSet, hash_map};
 use std::fmt;
 use std::future::Future;
+use std::mem;
+use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 
 use super::StampedeGuard;
-use super::change::{Change, LONGEST};
+use super::change::{Change, LONGEST, detach_flights};
 use super::entries::{CHANGES, SharedDeadline};
 use crate::error::{Error, ErrorKind, InvalidationTarget};
+use crate::guard_state::GuardState;
 use crate::guard_state::retained::ChangeTarget;
 use crate::key::{CacheKey, Key};
+use crate::store::protocol::ChangedName;
 use crate::store::{StoreError, StoreErrorKind};
 use crate::value::entry;
 
@@ -194,12 +198,12 @@ impl StampedeGuard {
         &self,
         keys: impl IntoIterator<Item = K>,
     ) -> Vec<Result<(), Error>> {
-        let made = self.invalidation().keys(keys).begin().make_each().await;
+        let made = self.invalidation().keys(keys).changes().make_each().await;
         made.into_iter().map(|made| made.map_err(|failed| failed.error)).collect()
     }
 
     /// One invalidation of many keys, tags and paths, for a change of the origin that affects more than one of them. Nothing happens
-    /// before [`send`](Invalidation::send).
+    /// before [`send`](Invalidation::send) or [`begin`](Invalidation::begin).
     ///
     /// # Examples
     ///
@@ -221,7 +225,7 @@ impl StampedeGuard {
 }
 
 /// Keys, tags and paths that are invalidated together; made by [`StampedeGuard::invalidation`].
-#[must_use = "nothing is invalidated before `send`"]
+#[must_use = "nothing is invalidated before `send` or `begin`"]
 #[derive(Clone, Debug)]
 pub struct Invalidation {
     guard: StampedeGuard,
@@ -292,18 +296,68 @@ impl Invalidation {
     ///
     /// Like [`invalidate`](StampedeGuard::invalidate), for each target. The invalidation is not atomic: until this has returned, a reader
     /// may receive the newer value of one target and the older value of another.
-    pub fn send(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+    pub fn send(self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        self.without_repetitions().changes().make_all()
+    }
+
+    /// Begins the invalidation before the origin is changed: from now on this process serves nothing stored that it names. For a
+    /// transaction of a database, which may be committed although the program never reaches the next line:
+    ///
+    /// | then | what happens |
+    /// |---|---|
+    /// | [`send`](PendingInvalidation::send), after the commit | as [`send`](Self::send) |
+    /// | [`withdraw`](PendingInvalidation::withdraw), after a rollback | nothing was invalidated |
+    /// | it is dropped: an error of the commit, a panic, a client that leaves | it is sent in the background: the origin may have changed |
+    ///
+    /// Until then each value that it names is a miss in this process, and is loaded, once for all callers that wait. So begin it late in
+    /// the transaction.
+    ///
+    /// # Errors
+    ///
+    /// The first name that [`send`](Self::send) would not accept; then nothing has begun.
+    ///
+    /// # Consistency
+    ///
+    /// Other processes serve what is stored until the invalidation is sent. If this process dies between the commit and the invalidation,
+    /// it is lost; only a reader of the database's log does not miss it (the crate `stampede-guard-postgres`).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # struct Transaction; impl Transaction { async fn commit(self) -> std::io::Result<()> { Ok(()) } }
+    /// # let tx = Transaction;
+    /// use stampede_guard::StampedeGuard;
+    ///
+    /// let guard = StampedeGuard::in_memory();
+    /// guard.insert(("price", 7), &499_u32).await?;
+    ///
+    /// let change = guard.invalidation().key(("price", 7)).begin()?;
+    /// tx.commit().await?; // an error here drops `change`: the price may have changed
+    /// change.send().await?;
+    /// assert_eq!(guard.get::<u32>(("price", 7)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn begin(self) -> Result<PendingInvalidation, Error> {
+        let invalidation = self.without_repetitions();
+        let mut names = Vec::new();
+        for (_, stored) in &invalidation.targets {
+            for target in stored.as_ref().map_err(Error::clone)? {
+                names.extend(target.with_reports(&invalidation.guard.state.namespace));
+            }
+        }
+        let _hidden = HiddenTargets::hide(&invalidation.guard, names);
+        Ok(PendingInvalidation { invalidation, _hidden })
+    }
+
+    fn without_repetitions(mut self) -> Self {
         let mut named = HashSet::new();
         self.targets.retain(|(target, _)| named.insert(target.clone()));
-        let begun = self.begin();
-        async move {
-            let failed = begun.make_each().await.into_iter().filter_map(Result::err).collect();
-            joined(named.len(), failed)
-        }
+        self
     }
 
     /// Begins all changes before the first command is sent: from now on an error or a cancellation loses none of them.
-    pub(crate) fn begin(self) -> BegunInvalidation {
+    pub(crate) fn changes(self) -> InvalidationChanges {
         let Self { guard, targets } = self;
         let (mut positions, mut changes) = (HashMap::new(), Vec::new());
         let mut begin = |target: ChangeTarget| match positions.entry(target) {
@@ -317,24 +371,104 @@ impl Invalidation {
             .into_iter()
             .map(|(named, stored)| {
                 let changes = stored.map(|stored| stored.into_iter().map(&mut begin).collect());
-                BegunTarget { named, changes }
+                TargetChanges { named, changes }
             })
             .collect();
-        BegunInvalidation { guard, changes, targets }
+        InvalidationChanges { guard, changes, targets }
     }
 }
 
-/// An invalidation that has begun. If it is dropped, its changes are retained.
-pub(crate) struct BegunInvalidation {
+/// An invalidation that has [begun](Invalidation::begin) before its change of the origin. If it is dropped, it is sent in the background.
+#[must_use = "dropped, it is sent in the background: call `send` after the commit, `withdraw` after a rollback"]
+#[derive(Debug)]
+pub struct PendingInvalidation {
+    /// Without targets once it is sent or withdrawn.
+    invalidation: Invalidation,
+    /// Shown again after what `drop` retains, so that nothing is served in between.
+    _hidden: HiddenTargets,
+}
+
+impl PendingInvalidation {
+    /// Sends the invalidation, once the origin has changed; see [`Invalidation::send`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Invalidation::send`].
+    ///
+    /// # Cancel safety
+    ///
+    /// See [`Invalidation::send`].
+    pub fn send(mut self) -> impl Future<Output = Result<(), Error>> + Send + 'static {
+        let sent = (self.take_changes(), self);
+        async move {
+            // Dropped in this order also where the future is dropped early: what is not confirmed is retained before it is shown.
+            let (changes, pending) = sent;
+            let result = changes.make_all().await;
+            drop(pending);
+            result
+        }
+    }
+
+    /// Ends the invalidation without sending it, because the origin has not changed: after a rollback. After an error of a commit drop it
+    /// instead: the commit may have happened.
+    pub fn withdraw(mut self) {
+        self.invalidation.targets.clear();
+    }
+
+    /// The changes begin now, not with this value: their numbers must be later than those of all attempts before the origin's change.
+    fn take_changes(&mut self) -> InvalidationChanges {
+        let targets = mem::take(&mut self.invalidation.targets);
+        Invalidation { guard: self.invalidation.guard.clone(), targets }.changes()
+    }
+}
+
+impl Drop for PendingInvalidation {
+    fn drop(&mut self) {
+        drop(self.take_changes());
+    }
+}
+
+/// Targets of which this process serves nothing stored until this is dropped.
+struct HiddenTargets {
+    state: Arc<GuardState>,
+    names: Vec<ChangedName>,
+}
+
+impl HiddenTargets {
+    /// In the order of the invariants 4 and 5 of `guard_state::retained`: the names, the copies, the flights.
+    fn hide(guard: &StampedeGuard, targets: Vec<ChangeTarget>) -> Self {
+        let state = Arc::clone(guard.parts().0);
+        let names: Vec<_> = targets.iter().map(ChangeTarget::name).collect();
+        state.retained.hide(&names);
+        names.iter().for_each(|name| state.local.forget(name));
+        targets.iter().for_each(|target| detach_flights(&state, target));
+        Self { state, names }
+    }
+}
+
+impl Drop for HiddenTargets {
+    fn drop(&mut self) {
+        self.state.retained.show(&self.names);
+    }
+}
+
+impl fmt::Debug for HiddenTargets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HiddenTargets").field("names", &self.names.len()).finish_non_exhaustive()
+    }
+}
+
+/// The changes of an invalidation. If this is dropped, those that are not made are retained.
+pub(crate) struct InvalidationChanges {
     guard: StampedeGuard,
     /// Each change once. `Err`: the change was retained without an attempt to send it.
     changes: Vec<Result<Change, FailedChange>>,
-    targets: Vec<BegunTarget>,
+    targets: Vec<TargetChanges>,
 }
 
-struct BegunTarget {
+struct TargetChanges {
     named: InvalidationTarget,
-    /// The indices of the target's changes in `BegunInvalidation::changes`; an error if the target is not valid.
+    /// The indices of the target's changes in `InvalidationChanges::changes`; an error if the target is not valid.
     changes: Result<Vec<usize>, Error>,
 }
 
@@ -352,7 +486,7 @@ pub(crate) struct FailedTarget {
     pub(crate) error: Error,
 }
 
-impl BegunInvalidation {
+impl InvalidationChanges {
     /// Retains the changes on servers that are known to be down, without an attempt to send them. Returns how many were retained.
     pub(crate) fn retain_unreachable(&mut self) -> usize {
         let mut retained = 0;
@@ -373,6 +507,13 @@ impl BegunInvalidation {
         self.changes.iter().any(Result::is_ok)
     }
 
+    /// Makes all changes, and returns the one result of all targets.
+    async fn make_all(self) -> Result<(), Error> {
+        let all = self.targets.len();
+        let failed = self.make_each().await.into_iter().filter_map(Result::err).collect();
+        joined(all, failed)
+    }
+
     /// Makes all changes. Returns the results of the targets, in the order of the targets.
     pub(crate) async fn make_each(self) -> Vec<Result<(), FailedTarget>> {
         let Self { guard, changes, targets } = self;
@@ -389,7 +530,7 @@ impl BegunInvalidation {
     }
 }
 
-impl BegunTarget {
+impl TargetChanges {
     /// The result of this target. If several of its changes have failed, the error is that of an unconfirmed one.
     fn result(self, made: &[Result<(), FailedChange>]) -> Result<(), FailedTarget> {
         let Self { named, changes } = self;

@@ -17,6 +17,7 @@ pub(crate) mod invalidation;
 pub(crate) mod load;
 pub(crate) mod load_many;
 pub(crate) mod memoize;
+pub(crate) mod messages;
 #[cfg(test)]
 #[path = "../../tests/unit/guard/current_tests.rs"]
 mod tests;

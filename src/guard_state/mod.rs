@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -451,6 +452,16 @@ impl GuardState {
             self.local.announce_later(name);
         }
         Ok(())
+    }
+
+    /// The channel of this name in the namespace, in this database: channels are those of all databases of a server.
+    pub(crate) fn channel(&self, name: &str) -> Uuid {
+        let (_, database) = self.store.channel_connection();
+        let digest = Sha256::digest(format!("stampede-guard {name} of {} in {database}", self.namespace));
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        // A UUID of version 8, whose bits the application defines (RFC 9562, 5.8).
+        uuid::Builder::from_custom_bytes(bytes).into_uuid()
     }
 
     /// Detaches the flights of all keys of a changed resource.

@@ -15,10 +15,13 @@
 //!    an invalidation voids the tickets before its name is removed from the list.
 //! 5. *No later caller joins an older flight*: when a name is retained, its flights are detached, after the name is in the list.
 //! 6. *One task sends them* for all clones of a guard. It ends only if the list is empty, and decides that under the lock.
+//! 7. *A pending invalidation hides its names* in the same way, from its beginning, before the origin's change, until it was confirmed,
+//!    retained or withdrawn. Its numbers are taken when it is sent or dropped: an attempt that began before the origin's change must not
+//!    settle it (1). Its names are not counted in the bound (2): they become one name only when they are retained.
 //!
 //! The list is in this process's memory: it is lost if the process dies.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -59,6 +62,8 @@ pub(crate) struct RetainedInvalidations {
 #[derive(Debug, Default)]
 struct RetainedNames {
     by_name: HashMap<ChangedName, RetainedInvalidation>,
+    /// The names of pending invalidations, and how many of these each is in.
+    hidden: HashMap<ChangedName, usize>,
     /// Set if there were too many names: the tag of everything then replaces all of them.
     overflowed: Option<Overflow>,
     /// A moment of the store's clock. An entry that was stored earlier may be older than an invalidation that was retained as the tag of
@@ -104,6 +109,16 @@ impl ChangeTarget {
 
     pub(crate) fn tag(key: Key) -> Self {
         Self { key, is_tag: true }
+    }
+
+    /// For an HTTP resource: the tag of the responses to requests with reports of proxies, which is invalidated with the resource.
+    pub(crate) fn of_reports(&self, namespace: &str) -> Option<Self> {
+        if self.is_tag { None } else { self.key.of_reports(namespace).map(Self::tag) }
+    }
+
+    /// What a change of this target invalidates.
+    pub(crate) fn with_reports(&self, namespace: &str) -> impl Iterator<Item = Self> + use<> {
+        self.of_reports(namespace).into_iter().chain([self.clone()])
     }
 
     pub(crate) fn name(&self) -> ChangedName {
@@ -219,6 +234,27 @@ impl RetainedInvalidations {
         tracing::error!(target: log::GUARD, most = self.most, "{text}");
     }
 
+    /// Hides what the names of a pending invalidation stand for, until [`show`](Self::show).
+    pub(crate) fn hide(&self, names: &[ChangedName]) {
+        let mut all = lock(&self.names);
+        names.iter().for_each(|name| *all.hidden.entry(name.clone()).or_default() += 1);
+        self.any.store(all.any(), Ordering::Relaxed);
+    }
+
+    /// Called when a pending invalidation has ended: if it was not confirmed, after its names were retained.
+    pub(crate) fn show(&self, names: &[ChangedName]) {
+        let mut all = lock(&self.names);
+        for name in names {
+            if let hash_map::Entry::Occupied(mut count) = all.hidden.entry(name.clone()) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        }
+        self.any.store(all.any(), Ordering::Relaxed);
+    }
+
     /// Called when the store has confirmed the attempt with this number. `until` returns, for a `load_timeout`, the moment of the store's
     /// clock by which all loads that began before now have ended. Returns whether the name was retained and is no longer.
     pub(crate) fn confirmed(
@@ -245,7 +281,7 @@ impl RetainedInvalidations {
             }
         }
         if names.by_name.is_empty() {
-            self.any.store(names.served_since > 0, Ordering::Relaxed);
+            self.any.store(names.any(), Ordering::Relaxed);
             let is_logged = std::mem::take(&mut names.is_logged);
             drop(names);
             self.all_sent.notify_waiters();
@@ -304,7 +340,7 @@ impl RetainedInvalidations {
         }
         let names = lock(&self.names);
         let is_any = names.overflowed.is_none()
-            && !names.by_name.contains_key(&ChangedName::value(key))
+            && !names.has(&ChangedName::value(key))
             && !names.has_tag(tags.iter().map(Key::name));
         let since = match names.reloaded.is_empty() {
             true => names.served_since,
@@ -348,8 +384,17 @@ impl RetainedInvalidations {
 }
 
 impl RetainedNames {
+    /// Whether reads have to check.
+    fn any(&self) -> bool {
+        !self.by_name.is_empty() || !self.hidden.is_empty() || self.served_since > 0
+    }
+
+    fn has(&self, name: &ChangedName) -> bool {
+        self.by_name.contains_key(name) || self.hidden.contains_key(name)
+    }
+
     fn has_tag<'a>(&self, mut tags: impl Iterator<Item = &'a str>) -> bool {
-        self.overflowed.is_some() || tags.any(|tag| self.by_name.contains_key(&ChangedName::Tag(tag.into())))
+        self.overflowed.is_some() || tags.any(|tag| self.has(&ChangedName::Tag(tag.into())))
     }
 }
 

@@ -321,7 +321,7 @@ async fn send_invalidation(guard: &StampedeGuard, invalidation: Invalidation) {
 /// Begins the invalidation: later callers are served nothing older from memory, and join no load from before the change. Returns the
 /// task that sends it, if an attempt can be made now. A task, so that neither the budget nor a client that leaves ends it.
 fn begin_to_send(guard: &StampedeGuard, invalidation: Invalidation) -> Option<JoinHandle<()>> {
-    let mut begun = invalidation.begin();
+    let mut begun = invalidation.changes();
     let state = guard.parts().0;
     if begun.retain_unreachable() > 0 {
         still_stored(state, "the store is down; it is invalidated as soon as the store answers");

@@ -76,6 +76,21 @@ impl CacheKey {
         Self { text }
     }
 
+    /// The key with this text, which [`Display`](fmt::Display) has written; `None` if it has written no such text.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use stampede_guard::CacheKey;
+    ///
+    /// assert_eq!(CacheKey::parse("user:42"), Some(CacheKey::from(("user", 42))));
+    /// assert_eq!(CacheKey::parse("two words"), None);
+    /// ```
+    pub fn parse(text: &str) -> Option<Self> {
+        let key = Self::from_parts(text.split(':').map(unescaped));
+        (!key.is_empty() && key.as_str() == text).then_some(key)
+    }
+
     /// The key that an operator has typed: the text of a key as pages and logs show it, else parts that are separated by `:`. Also returns
     /// which of the two it is.
     pub(crate) fn of_typed(text: &str) -> (Self, bool) {
@@ -124,25 +139,8 @@ impl CacheKey {
     /// replaced.
     #[cfg(feature = "serde")]
     pub(crate) fn parts(&self) -> Vec<String> {
-        let unescaped = |part: &str| {
-            let mut bytes = Vec::with_capacity(part.len());
-            let mut rest = part.as_bytes();
-            while let Some((&byte, after)) = rest.split_first() {
-                let hex = |at: usize| after.get(at).and_then(|&digit| char::from(digit).to_digit(16));
-                if byte == b'%'
-                    && let (Some(high), Some(low)) = (hex(0), hex(1))
-                {
-                    // Two hexadecimal digits are at most 255.
-                    bytes.push((high << 4 | low) as u8);
-                    rest = after.get(2..).unwrap_or_default();
-                } else {
-                    bytes.push(byte);
-                    rest = after;
-                }
-            }
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        self.as_str().split(':').map(unescaped).collect()
+        let text = |part: &str| String::from_utf8_lossy(&unescaped(part)).into_owned();
+        self.as_str().split(':').map(text).collect()
     }
 }
 
@@ -153,6 +151,26 @@ impl fmt::Display for CacheKey {
 }
 
 debug_as!(self: CacheKey => "CacheKey({})", self);
+
+/// The bytes of a part that [`escape_into`] has written.
+fn unescaped(part: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(part.len());
+    let mut rest = part.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let hex = |at: usize| after.get(at).and_then(|&digit| char::from(digit).to_digit(16));
+        if byte == b'%'
+            && let (Some(high), Some(low)) = (hex(0), hex(1))
+        {
+            // Two hexadecimal digits are at most 255.
+            bytes.push((high << 4 | low) as u8);
+            rest = after.get(2..).unwrap_or_default();
+        } else {
+            bytes.push(byte);
+            rest = after;
+        }
+    }
+    bytes
+}
 
 /// Appends `part` to `text`, with each byte that is not [`PLAIN`] written as `%XX`.
 fn escape_into(text: &mut KeyText, part: &[u8]) {

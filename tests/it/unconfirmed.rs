@@ -4,6 +4,7 @@
 //! On the in-memory store with a paused clock. A replica that is connected again sends nothing until the clock moves, so a test sees what
 //! it serves before its retained invalidations are sent. `redis::unconfirmed` runs the same cases on a server.
 
+mod pending;
 mod together;
 
 use std::time::Duration;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // In a test the panic is the report.
 
 mod harness;
+mod reader;
 mod support;
 
 use support::processes::Role;
@@ -16,5 +17,5 @@ fn child_entry() {
 
 /// The roles of child processes: each module with process tests contributes its own.
 fn roles() -> Vec<Role> {
-    [harness::ROLES].concat()
+    [harness::ROLES, reader::ROLES].concat()
 }

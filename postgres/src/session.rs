@@ -1,0 +1,365 @@
+//! One connection on which Postgres sends its log: what is set up before, and what comes from it.
+
+use std::time::Duration;
+
+use pgwire_replication::config::{ReplicationConfig, SslMode, TlsConfig};
+use pgwire_replication::{Lsn, PgWireError, ReplicationClient, ReplicationEvent};
+use tokio::time::{Instant, timeout};
+
+use crate::error::{ErrorKind, LogError};
+use crate::log::{LogStep, Session};
+use crate::message::LogMessage;
+use crate::names::Names;
+use crate::position::LogPosition;
+use crate::rows::{RowMap, RowParser};
+
+/// How long connecting, a statement and the start of replication may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the server may take to make a slot: it waits for the end of all transactions that run then.
+const SLOT_PATIENCE: Duration = Duration::from_secs(600);
+/// After this time without an answer the server ends the connection, so that the slot is free. It asks for an answer after half of it.
+const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+/// After this time without a message the server is taken for dead: it would have asked for an answer by then.
+const MOST_SILENCE: Duration = Duration::from_secs(6);
+/// How soon the server learns of a position at the latest.
+const CONFIRM: Duration = Duration::from_millis(100);
+
+/// Where the log is, and under which names.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) server: Server,
+    pub(crate) slot: String,
+    pub(crate) publication: String,
+    pub(crate) rows: Option<RowMap>,
+}
+
+/// How a server is reached.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Server {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    pub(crate) user: String,
+    pub(crate) password: String,
+    pub(crate) database: String,
+    pub(crate) tls: TlsConfig,
+}
+
+impl Source {
+    fn config(&self) -> ReplicationConfig {
+        let Server { host, port, user, password, database, tls } = self.server.clone();
+        let patience = SERVER_PATIENCE.as_millis();
+        ReplicationConfig::new(host, user, password, database, &*self.slot, &*self.publication)
+            .with_port(port)
+            .with_tls(tls)
+            .with_status_interval(CONFIRM)
+            .with_options(format!("-c wal_sender_timeout={patience} -c synchronous_commit=on"))
+            .with_application_name(self.application_name())
+    }
+
+    /// By which a reader knows the connection of another reader of the same slot from that of another program.
+    fn application_name(&self) -> String {
+        format!("stampede-guard {}", self.slot)
+    }
+}
+
+/// A connection to a server on which replication has not begun.
+struct Gate<'a> {
+    source: &'a Source,
+    client: ReplicationClient,
+}
+
+/// What a server says of a slot.
+struct Slot {
+    active_pid: Option<String>,
+    is_lost: bool,
+    is_usable: bool,
+}
+
+impl Gate<'_> {
+    async fn rows(&mut self, sql: &str) -> Result<Vec<Vec<String>>, LogError> {
+        let rows = within(PATIENCE, self.client.simple_query(sql)).await?;
+        let text = |column: Option<bytes::Bytes>| {
+            column.map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
+        };
+        Ok(rows.into_iter().map(|row| row.into_iter().map(text).collect()).collect())
+    }
+
+    /// The only row's only column, empty for NULL.
+    async fn text(&mut self, sql: &str) -> Result<String, LogError> {
+        let row = self.rows(sql).await?.into_iter().next();
+        Ok(row.and_then(|row| row.into_iter().next()).unwrap_or_default())
+    }
+
+    async fn slot(&mut self, name: &str) -> Result<Option<Slot>, LogError> {
+        let sql = format!(
+            "select active_pid, wal_status, plugin = 'pgoutput' and database = current_database() \
+             from pg_replication_slots where slot_name = '{name}'"
+        );
+        let row = self.rows(&sql).await?.into_iter().next();
+        Ok(row.map(|row| {
+            let column = |at: usize| row.get(at).cloned().unwrap_or_default();
+            Slot {
+                active_pid: Some(column(0)).filter(|pid| !pid.is_empty()),
+                is_lost: column(1) == "lost",
+                is_usable: column(2) == "t",
+            }
+        }))
+    }
+
+    /// Checks what replication needs, and makes the publication and the slot if they are not there.
+    async fn set_up(&mut self) -> Result<(), LogError> {
+        if self.text("select pg_is_in_recovery()").await? == "t" {
+            return Err(LogError::new(ErrorKind::Standby));
+        }
+        let level = self.text("show wal_level").await?;
+        if level != "logical" {
+            return Err(LogError::new(ErrorKind::WalLevel(level)));
+        }
+        // Before the slot: what is written earlier is decoded with the publications of that time.
+        let publication = &self.source.publication;
+        let published = format!("select 1 from pg_publication where pubname = '{publication}'");
+        if self.text(&published).await?.is_empty() {
+            self.rows(&format!("create publication {publication}")).await?;
+        }
+        let name = &self.source.slot;
+        match self.slot(name).await? {
+            Some(slot) if slot.is_lost => {
+                tracing::warn!(
+                    slot = %name,
+                    "the server has removed parts of the log that the slot had not delivered (max_slot_wal_keep_size): everything in \
+                     the namespace is invalidated, and the slot begins anew"
+                );
+                self.rows(&format!("select pg_drop_replication_slot('{name}')")).await?;
+                self.make_slot().await
+            }
+            Some(slot) if !slot.is_usable => Err(LogError::new(ErrorKind::SlotOfAnother(name.clone()))),
+            Some(Slot { active_pid: Some(pid), .. }) => self.take_over(&pid).await,
+            Some(_) => Ok(()),
+            None => {
+                tracing::info!(slot = %name, "the slot is made; everything in the namespace is invalidated");
+                self.make_slot().await
+            }
+        }
+    }
+
+    /// Makes a slot whose first message invalidates everything: what was committed before it is in no log that will be read. First under
+    /// another name, so that a reader that dies in between leaves no slot without that message.
+    async fn make_slot(&mut self) -> Result<(), LogError> {
+        let name = &self.source.slot;
+        let new = format!("{name}_new");
+        if self.slot(&new).await?.is_some() {
+            self.rows(&format!("select pg_drop_replication_slot('{new}')")).await?;
+        }
+        let create = format!("select pg_create_logical_replication_slot('{new}', 'pgoutput')");
+        within(SLOT_PATIENCE, self.client.simple_query(&create)).await?;
+        let everything = String::from_utf8_lossy(&LogMessage::new().all().to_bytes()).into_owned();
+        let prefix = LogMessage::PREFIX;
+        self.rows(&format!("select pg_logical_emit_message(true, '{prefix}', '{everything}')")).await?;
+        self.rows(&format!("select pg_copy_logical_replication_slot('{new}', '{name}')")).await?;
+        self.rows(&format!("select pg_drop_replication_slot('{new}')")).await?;
+        Ok(())
+    }
+
+    /// Ends the connection of a reader that has lost the mutex, or has died without its host's noticing.
+    async fn take_over(&mut self, pid: &str) -> Result<(), LogError> {
+        let name = &self.source.slot;
+        let program =
+            self.text(&format!("select application_name from pg_stat_activity where pid = {pid}")).await?;
+        // Empty if it has just ended.
+        if !program.is_empty() && program != self.source.application_name() {
+            return Err(LogError::new(ErrorKind::SlotOfAnother(name.clone())));
+        }
+        tracing::info!(slot = %name, "the connection of the slot's former reader is ended");
+        self.rows(&format!("select pg_terminate_backend({pid}, 2000)")).await?;
+        Ok(())
+    }
+}
+
+/// A connection on which the log arrives.
+pub(crate) struct PostgresSession {
+    client: ReplicationClient,
+    timeline: u32,
+    /// The slot's first message is before this LSN.
+    began: u64,
+    /// Microseconds of this process's clock minus those of the server's, measured when the connection was opened.
+    clock_offset: i64,
+    rows: Option<RowParser>,
+    transaction: Names,
+}
+
+/// Microseconds from the epoch of Unix to that of Postgres, 2000-01-01.
+const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
+
+impl PostgresSession {
+    /// Connects, sets up what is missing and begins to read where the slot's last reader has confirmed.
+    pub(crate) async fn open(source: &Source) -> Result<Self, LogError> {
+        let client = within(PATIENCE, ReplicationClient::connect_gated(source.config())).await?;
+        let mut gate = Gate { source, client };
+        gate.set_up().await?;
+        let began = gate.text("select pg_current_wal_flush_lsn()").await?;
+        let began = Lsn::parse(&began).map_err(|_| LogError::new(ErrorKind::Ended))?.0;
+        let clock_offset = clock_offset(&mut gate).await?;
+        let Gate { mut client, .. } = gate;
+        let timeline = within(PATIENCE, client.identify_system()).await?.timeline;
+        within(PATIENCE, client.start()).await?;
+        within(PATIENCE, client.wait_started()).await?;
+        let rows = source.rows.clone().map(RowParser::new);
+        Ok(Self { client, timeline, began, clock_offset, rows, transaction: Names::default() })
+    }
+
+    fn read(&mut self, event: ReplicationEvent) -> Result<Option<LogStep>, LogError> {
+        Ok(match event {
+            ReplicationEvent::Begin { .. } => {
+                self.transaction = Names::default();
+                None
+            }
+            ReplicationEvent::Message { prefix, .. } if prefix != LogMessage::PREFIX => None,
+            ReplicationEvent::Message { content, transactional, .. } => {
+                let names = LogMessage::parse(&content).unwrap_or_else(|| {
+                    tracing::warn!(
+                        "a message in the log cannot be read: everything in the namespace is invalidated"
+                    );
+                    Names::all()
+                });
+                if !transactional {
+                    return Ok(Some(LogStep { names, end: None, committed: None }));
+                }
+                self.transaction.add(names);
+                None
+            }
+            ReplicationEvent::XLogData { data, .. } => {
+                if let Some(rows) = &mut self.rows {
+                    self.transaction.add(rows.names(data)?);
+                }
+                None
+            }
+            ReplicationEvent::Commit { end_lsn, commit_time_micros, .. } => Some(LogStep {
+                names: std::mem::take(&mut self.transaction),
+                end: Some(end_lsn.0),
+                committed: Some(
+                    commit_time_micros.saturating_add(POSTGRES_EPOCH).saturating_add(self.clock_offset),
+                ),
+            }),
+            // Everything before it has been sent.
+            ReplicationEvent::KeepAlive { wal_end, .. } => {
+                Some(LogStep { names: Names::default(), end: Some(wal_end.0), committed: None })
+            }
+            ReplicationEvent::StoppedAt { .. } => return Err(LogError::new(ErrorKind::Ended)),
+        })
+    }
+}
+
+impl Session for PostgresSession {
+    fn position(&self, end: u64) -> Option<LogPosition> {
+        (end >= self.began).then(|| LogPosition::new(self.timeline, end))
+    }
+
+    async fn next(&mut self) -> Result<LogStep, LogError> {
+        loop {
+            let event = match timeout(MOST_SILENCE, self.client.recv()).await {
+                Ok(event) => event?.ok_or_else(|| LogError::new(ErrorKind::Ended))?,
+                Err(_) => return Err(LogError::new(ErrorKind::Silent)),
+            };
+            if let Some(step) = self.read(event)? {
+                return Ok(step);
+            }
+        }
+    }
+
+    fn confirm(&mut self, end: u64) {
+        self.client.update_applied_lsn(Lsn(end));
+    }
+
+    async fn close(mut self) {
+        // The server frees the slot at the end of the connection, and it has the last confirmation by then.
+        let _ = timeout(PATIENCE, self.client.shutdown()).await;
+    }
+}
+
+async fn within<T>(
+    patience: Duration,
+    work: impl Future<Output = Result<T, PgWireError>>,
+) -> Result<T, LogError> {
+    match timeout(patience, work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(LogError::new(ErrorKind::Silent)),
+    }
+}
+
+/// By half of the statement's round trip at most.
+async fn clock_offset(gate: &mut Gate<'_>) -> Result<i64, LogError> {
+    let sent = Instant::now();
+    let server = gate.text("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").await?;
+    let server: i64 = server.parse().map_err(|_| LogError::new(ErrorKind::Ended))?;
+    let half = i64::try_from(sent.elapsed().as_micros() / 2).unwrap_or(i64::MAX);
+    Ok(unix_micros().saturating_sub(half).saturating_sub(server))
+}
+
+/// This process's clock.
+pub(crate) fn unix_micros() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.ok().and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or_default()
+}
+
+impl Server {
+    /// Parses `postgres://user:password@host:port/database?sslmode=..&sslrootcert=..`.
+    pub(crate) fn parse(url: &str) -> Result<Self, LogError> {
+        let invalid = |why: &str| LogError::new(ErrorKind::InvalidUrl(why.to_owned()));
+        let parsed = url::Url::parse(url).map_err(|error| invalid(&error.to_string()))?;
+        if !matches!(parsed.scheme(), "postgres" | "postgresql") {
+            return Err(invalid("it does not begin with postgres://"));
+        }
+        let decode = |text: &str| {
+            let bytes: Vec<u8> = percent_encoding::percent_decode_str(text).collect();
+            String::from_utf8(bytes).map_err(|_| invalid("a part is not UTF-8"))
+        };
+        let user = decode(parsed.username())?;
+        if user.is_empty() {
+            return Err(invalid("it has no user"));
+        }
+        let database = decode(parsed.path().trim_start_matches('/'))?;
+        let mut tls = TlsConfig::disabled();
+        let mut host = decode(parsed.host_str().unwrap_or("localhost"))?;
+        for (name, value) in parsed.query_pairs() {
+            match &*name {
+                "host" => host = value.into_owned(),
+                "sslmode" => {
+                    tls.mode = match &*value {
+                        "disable" => SslMode::Disable,
+                        "prefer" | "allow" => SslMode::Prefer,
+                        "require" => SslMode::Require,
+                        "verify-ca" => SslMode::VerifyCa,
+                        "verify-full" => SslMode::VerifyFull,
+                        _ => {
+                            return Err(invalid(
+                                "sslmode is none of disable, prefer, require, verify-ca, verify-full",
+                            ));
+                        }
+                    }
+                }
+                "sslrootcert" => tls.ca_pem_path = Some(value.into_owned().into()),
+                "sslcert" => tls.client_cert_pem_path = Some(value.into_owned().into()),
+                "sslkey" => tls.client_key_pem_path = Some(value.into_owned().into()),
+                _ => {
+                    return Err(invalid(
+                        "it has a parameter other than host, sslmode, sslrootcert, sslcert and sslkey",
+                    ));
+                }
+            }
+        }
+        if tls.mode != SslMode::Disable && !cfg!(feature = "tls") {
+            return Err(invalid("sslmode needs the feature `tls` of stampede-guard-postgres"));
+        }
+        let database = if database.is_empty() { user.clone() } else { database };
+        let password = decode(parsed.password().unwrap_or_default())?;
+        Ok(Self { host, port: parsed.port().unwrap_or(5432), user, password, database, tls })
+    }
+}
+
+/// Without the password.
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host, port, user, database, .. } = self;
+        write!(f, "Server(postgres://{user}@{host}:{port}/{database})")
+    }
+}
