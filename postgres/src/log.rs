@@ -4,17 +4,20 @@
 //!
 //! 1. *A position is confirmed to the server only after everything that was committed before it is invalidated*: the store has acknowledged
 //!    it, and no process serves an older copy. So whatever dies, the slot's next reader begins before the first commit that may be missed.
-//! 2. *Commits are invalidated in the order of the log.* Those that arrive while others are being invalidated are joined into one
+//! 2. *A transaction is invalidated only once loads can see it.* Its commit is in the log before other transactions see it, for as long as
+//!    the server waits for a synchronous standby. A load in between would store the older value after the invalidation.
+//! 3. *Commits are invalidated in the order of the log.* Those that arrive while others are being invalidated are joined into one
 //!    invalidation, which begins after the last of them.
-//! 3. *A process reports a position only after it has itself invalidated everything before it*, on the timeline that it reports. So a report
+//! 4. *A process reports a position only after it has itself invalidated everything before it*, on the timeline that it reports. So a report
 //!    is true for ever, also one of a reader that was replaced long ago.
-//! 4. *Nothing depends on there being one reader.* The mutex saves the others their attempts, and the server lets one connection read a slot.
+//! 5. *Nothing depends on there being one reader.* The mutex saves the others their attempts, and the server lets one connection read a slot.
 //!    Two that read at once would each invalidate all that they confirm.
-//! 5. *What was committed before a slot is in no log*, so a slot is made with a first message that invalidates everything
+//! 6. *What was committed before a slot is in no log*, so a slot is made with a first message that invalidates everything
 //!    (`session::make_slot`). A slot that the server has lost is made anew. A position is reported only if that message is before it.
 
 use std::time::Duration;
 
+use stampede_guard::lock::{LockError, Mutex};
 use stampede_guard::{ErrorKind as GuardErrorKind, StampedeGuard};
 use tokio::time::{Instant, sleep};
 
@@ -26,7 +29,10 @@ use crate::progress::Progress;
 /// The most transactions that are joined into one invalidation.
 const MOST_JOINED: usize = 1_000;
 
-/// The pause after an invalidation that was not acknowledged; it doubles up to [`LONGEST_PAUSE`].
+/// After this time a failure that lasts is logged again.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
+
+/// The pause after a failure, or an invalidation that was not acknowledged; it doubles up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -35,6 +41,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct LogStep {
     /// What a transaction has changed.
     pub(crate) names: Names,
+    /// The transaction, if it has changed anything that is named.
+    pub(crate) xid: Option<u32>,
     /// All commits before this LSN were in this step or an earlier one.
     pub(crate) end: Option<u64>,
     /// When the transaction was committed, by this process's clock, in microseconds.
@@ -49,6 +57,9 @@ pub(crate) trait Session: Send {
     /// The next step. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Result<LogStep, LogError>> + Send;
 
+    /// Waits until all that reads now sees these transactions.
+    fn until_visible(&mut self, xids: &[u32]) -> impl Future<Output = Result<(), LogError>> + Send;
+
     /// Lets the server forget what is before this LSN.
     fn confirm(&mut self, end: u64);
 
@@ -56,16 +67,104 @@ pub(crate) trait Session: Send {
     fn close(self) -> impl Future<Output = ()> + Send;
 }
 
-/// Reads a log until it fails.
-pub(crate) async fn read<S: Session>(
-    session: &mut S,
-    guard: &StampedeGuard,
-    progress: &Progress,
-) -> LogError {
-    loop {
-        if let Err(error) = read_once(session, guard, progress).await {
+/// A log that may be read.
+pub(crate) trait Log: Send + Sync {
+    type Session: Session;
+
+    /// Connects, and begins where the last reader has confirmed.
+    fn open(&self) -> impl Future<Output = Result<Self::Session, LogError>> + Send;
+}
+
+/// Reads a log whenever no other process does.
+pub(crate) struct Reader<L> {
+    pub(crate) guard: StampedeGuard,
+    pub(crate) mutex: Mutex,
+    /// Those of the servers that may have the log. The first that can be opened is read.
+    pub(crate) logs: Vec<L>,
+    pub(crate) progress: Progress,
+}
+
+impl<L: Log> Reader<L> {
+    /// Reads until the guard is shut down. Failures are logged and tried again.
+    pub(crate) async fn run(&self) {
+        let (mut pause, mut failures) = (PAUSE, FailureLog::default());
+        loop {
+            let (has_read, error) = self.read_as_holder().await;
+            if error.is_closed() {
+                return;
+            }
+            if has_read {
+                (pause, failures) = (PAUSE, FailureLog::default());
+            }
+            failures.add(&error);
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Waits until this process is the reader, and reads until it fails. Also returns whether it has read.
+    async fn read_as_holder(&self) -> (bool, LogError) {
+        let mut held = loop {
+            match self.mutex.lock().await {
+                Ok(held) => break held,
+                Err(LockError::AcquireTimeout { .. }) => {}
+                Err(error) => return (false, LogError::new(ErrorKind::Mutex(error))),
+            }
+        };
+        let (lost, mut has_read) = (held.lost(), false);
+        let error = tokio::select! {
+            () = lost => LogError::new(ErrorKind::NotReader),
+            error = self.read(held.fence(), &mut has_read) => error,
+        };
+        // Another process may reach what this one did not.
+        let _ = held.unlock().await;
+        (has_read, error)
+    }
+
+    async fn read(&self, fence: u64, has_read: &mut bool) -> LogError {
+        let mut failed = LogError::new(ErrorKind::NoUrl);
+        for log in &self.logs {
+            let mut session = match log.open().await {
+                Ok(session) => session,
+                Err(error) => {
+                    failed = error;
+                    continue;
+                }
+            };
+            *has_read = true;
+            tracing::info!(fence, "this process reads the log");
+            let _listening = self.progress.answer_questions().await;
+            let error = loop {
+                if let Err(error) = read_once(&mut session, &self.guard, &self.progress).await {
+                    break error;
+                }
+            };
+            session.close().await;
             return error;
         }
+        failed
+    }
+}
+
+/// Logs each failure once, and again when it lasts.
+#[derive(Default)]
+struct FailureLog {
+    latest: Option<(String, Instant)>,
+}
+
+impl FailureLog {
+    fn add(&mut self, error: &LogError) {
+        let (text, now) = (error.to_string(), Instant::now());
+        let is_news = self.latest.as_ref().is_none_or(|(known, at)| *known != text || now - *at >= LOG_AGAIN);
+        if !is_news {
+            return;
+        }
+        if error.is_transient() {
+            tracing::info!(%error, "this process does not read the log");
+        } else {
+            tracing::error!(%error, "the log can not be read");
+        }
+        self.latest = Some((text, now));
     }
 }
 
@@ -74,10 +173,11 @@ async fn read_once<S: Session>(
     guard: &StampedeGuard,
     progress: &Progress,
 ) -> Result<(), LogError> {
-    let (mut names, mut end, mut committed) = (Names::default(), None, Vec::new());
+    let (mut names, mut xids, mut end, mut committed) = (Names::default(), Vec::new(), None, Vec::new());
     let mut step = session.next().await?;
     loop {
         names.add(step.names);
+        xids.extend(step.xid);
         end = step.end.or(end);
         committed.extend(step.committed);
         if committed.len() >= MOST_JOINED {
@@ -88,6 +188,9 @@ async fn read_once<S: Session>(
             step = session.next() => step?,
             () = std::future::ready(()) => break,
         };
+    }
+    if !xids.is_empty() {
+        session.until_visible(&xids).await?;
     }
     if !names.is_empty() {
         invalidate(&names, guard).await?;

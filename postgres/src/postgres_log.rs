@@ -7,24 +7,19 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stampede_guard::lock::{LockError, Mutex};
 use stampede_guard::{__members, CacheKey, LoadError, StampedeGuard};
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
 
 use crate::error::{ErrorKind, LogError};
-use crate::log::{self, Session as _};
+use crate::log::Reader;
 use crate::message::LogMessage;
 use crate::position::LogPosition;
 use crate::progress::{LogStats, Progress};
 use crate::rows::{RowChange, RowMap};
-use crate::session::{PostgresSession, Server, Source};
+use crate::session::{Server, Source};
 
 /// How long a reader that has died without unlocking keeps the others waiting.
 const READER_LEASE: Duration = Duration::from_secs(1);
-/// The pause after a failure; it doubles up to [`LONGEST_PAUSE`].
-const PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a process waits in the queue of readers before it enters it anew.
 const QUEUE: Duration = Duration::from_secs(3600);
 
@@ -56,14 +51,7 @@ const QUEUE: Duration = Duration::from_secs(3600);
 /// ```
 #[derive(Clone)]
 pub struct PostgresLog {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    guard: StampedeGuard,
-    mutex: Mutex,
-    sources: Vec<Source>,
-    progress: Progress,
+    reader: Arc<Reader<Source>>,
     patience: Duration,
 }
 
@@ -112,60 +100,7 @@ impl PostgresLog {
     ///
     /// Safe: what is not confirmed is read again, by this process or another one.
     pub async fn run(self) {
-        let mut pause = PAUSE;
-        loop {
-            let reading = self.read_as_holder(&mut pause).await;
-            match reading {
-                Ok(()) => {}
-                Err(error) if error.is_closed() => return,
-                Err(error) if error.is_transient() => {
-                    tracing::info!(%error, "the log is not read by this process")
-                }
-                Err(error) => tracing::error!(%error, "the log can not be read"),
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    /// Waits until this process is the reader, and reads until it fails.
-    async fn read_as_holder(&self, pause: &mut Duration) -> Result<(), LogError> {
-        let Shared { mutex, .. } = &*self.shared;
-        let mut held = match mutex.lock().await {
-            Ok(held) => held,
-            Err(LockError::AcquireTimeout { .. }) => return Ok(()),
-            Err(error) => return Err(LogError::new(ErrorKind::Mutex(error))),
-        };
-        let lost = held.lost();
-        let error = tokio::select! {
-            () = lost => LogError::new(ErrorKind::NotReader),
-            error = self.read_first_primary(held.fence(), pause) => error,
-        };
-        // Another process may reach what this one did not.
-        let _ = held.unlock().await;
-        Err(error)
-    }
-
-    async fn read_first_primary(&self, fence: u64, pause: &mut Duration) -> LogError {
-        let Shared { guard, sources, progress, .. } = &*self.shared;
-        let mut failed = LogError::new(ErrorKind::NoUrl);
-        for source in sources {
-            let mut session = match PostgresSession::open(source).await {
-                Ok(session) => session,
-                Err(error) => {
-                    failed = error;
-                    continue;
-                }
-            };
-            tracing::info!(slot = %source.slot, server = ?source.server, fence, "this process reads the log");
-            *pause = PAUSE;
-            let listening = progress.answer_questions().await;
-            failed = log::read(&mut session, guard, progress).await;
-            drop(listening);
-            session.close().await;
-            break;
-        }
-        failed
+        self.reader.run().await;
     }
 
     /// Waits until everything that was committed before `position` is invalidated, at most for the log's
@@ -175,7 +110,7 @@ impl PostgresLog {
     ///
     /// Safe.
     pub async fn has_passed(&self, position: LogPosition) -> bool {
-        self.shared.progress.wait_for(position, self.shared.patience).await
+        self.reader.progress.wait_for(position, self.patience).await
     }
 
     /// Like `StampedeGuard::get_or_load`, and gives nothing that is older than the commits before `position`: it waits until they are
@@ -205,7 +140,7 @@ impl PostgresLog {
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
         if self.has_passed(position).await {
-            self.shared.guard.get_or_load(key, load).await
+            self.reader.guard.get_or_load(key, load).await
         } else {
             load().await.map_err(|error| LoadError::Loader(Arc::new(error)))
         }
@@ -213,13 +148,13 @@ impl PostgresLog {
 
     /// What this process has read, and how soon commits were final.
     pub fn stats(&self) -> LogStats {
-        self.shared.progress.stats()
+        self.reader.progress.stats()
     }
 }
 
 impl fmt::Debug for PostgresLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresLog").field("sources", &self.shared.sources).finish_non_exhaustive()
+        f.debug_struct("PostgresLog").field("logs", &self.reader.logs).finish_non_exhaustive()
     }
 }
 
@@ -291,12 +226,12 @@ impl PostgresLogBuilder {
             let server = Server::parse(url)?;
             Ok(Source { server, slot: slot.clone(), publication: publication.clone(), rows: rows.clone() })
         };
-        let sources = urls.iter().map(source).collect::<Result<_, LogError>>()?;
+        let logs = urls.iter().map(source).collect::<Result<_, LogError>>()?;
         let mutex = guard.locks().mutex(("stampede-guard-postgres", &*slot));
         let mutex = mutex.ttl(READER_LEASE).auto_renew(true).acquire_timeout(QUEUE).build();
         let mutex = mutex.map_err(|error| LogError::new(ErrorKind::Mutex(error)))?;
         let progress = Progress::new(&guard, &slot);
-        Ok(PostgresLog { shared: Arc::new(Shared { guard, mutex, sources, progress, patience }) })
+        Ok(PostgresLog { reader: Arc::new(Reader { guard, mutex, logs, progress }), patience })
     }
 }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pgwire_replication::config::{ReplicationConfig, SslMode, TlsConfig};
 use pgwire_replication::{Lsn, PgWireError, ReplicationClient, ReplicationEvent};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{ErrorKind, LogError};
-use crate::log::{LogStep, Session};
+use crate::log::{Log, LogStep, Session};
 use crate::message::LogMessage;
 use crate::names::Names;
 use crate::position::LogPosition;
@@ -23,6 +23,10 @@ const SERVER_PATIENCE: Duration = Duration::from_secs(5);
 const MOST_SILENCE: Duration = Duration::from_secs(6);
 /// How soon the server learns of a position at the latest.
 const CONFIRM: Duration = Duration::from_millis(100);
+
+/// The pauses between two looks at whether a transaction is visible, of which the first almost always shows that it is.
+const SHORTEST_LOOK: Duration = Duration::from_millis(1);
+const LONGEST_LOOK: Duration = Duration::from_millis(50);
 
 /// Where the log is, and under which names.
 #[derive(Clone, Debug)]
@@ -52,7 +56,7 @@ impl Source {
             .with_port(port)
             .with_tls(tls)
             .with_status_interval(CONFIRM)
-            .with_options(format!("-c wal_sender_timeout={patience} -c synchronous_commit=on"))
+            .with_options(format!("-c wal_sender_timeout={patience} -c synchronous_commit=local"))
             .with_application_name(self.application_name())
     }
 
@@ -63,8 +67,8 @@ impl Source {
 }
 
 /// A connection to a server on which replication has not begun.
-struct Gate<'a> {
-    source: &'a Source,
+struct Gate {
+    source: Source,
     client: ReplicationClient,
 }
 
@@ -75,7 +79,12 @@ struct Slot {
     is_usable: bool,
 }
 
-impl Gate<'_> {
+impl Gate {
+    async fn open(source: &Source) -> Result<Self, LogError> {
+        let client = within(PATIENCE, ReplicationClient::connect_gated(source.config())).await?;
+        Ok(Self { source: source.clone(), client })
+    }
+
     async fn rows(&mut self, sql: &str) -> Result<Vec<Vec<String>>, LogError> {
         let rows = within(PATIENCE, self.client.simple_query(sql)).await?;
         let text = |column: Option<bytes::Bytes>| {
@@ -116,13 +125,13 @@ impl Gate<'_> {
             return Err(LogError::new(ErrorKind::WalLevel(level)));
         }
         // Before the slot: what is written earlier is decoded with the publications of that time.
-        let publication = &self.source.publication;
+        let publication = self.source.publication.clone();
         let published = format!("select 1 from pg_publication where pubname = '{publication}'");
         if self.text(&published).await?.is_empty() {
             self.rows(&format!("create publication {publication}")).await?;
         }
-        let name = &self.source.slot;
-        match self.slot(name).await? {
+        let name = self.source.slot.clone();
+        match self.slot(&name).await? {
             Some(slot) if slot.is_lost => {
                 tracing::warn!(
                     slot = %name,
@@ -145,7 +154,7 @@ impl Gate<'_> {
     /// Makes a slot whose first message invalidates everything: what was committed before it is in no log that will be read. First under
     /// another name, so that a reader that dies in between leaves no slot without that message.
     async fn make_slot(&mut self) -> Result<(), LogError> {
-        let name = &self.source.slot;
+        let name = self.source.slot.clone();
         let new = format!("{name}_new");
         if self.slot(&new).await?.is_some() {
             self.rows(&format!("select pg_drop_replication_slot('{new}')")).await?;
@@ -162,7 +171,7 @@ impl Gate<'_> {
 
     /// Ends the connection of a reader that has lost the mutex, or has died without its host's noticing.
     async fn take_over(&mut self, pid: &str) -> Result<(), LogError> {
-        let name = &self.source.slot;
+        let name = self.source.slot.clone();
         let program =
             self.text(&format!("select application_name from pg_stat_activity where pid = {pid}")).await?;
         // Empty if it has just ended.
@@ -178,23 +187,32 @@ impl Gate<'_> {
 /// A connection on which the log arrives.
 pub(crate) struct PostgresSession {
     client: ReplicationClient,
+    /// Another connection, for statements.
+    statements: Gate,
     timeline: u32,
     /// The slot's first message is before this LSN.
     began: u64,
     /// Microseconds of this process's clock minus those of the server's, measured when the connection was opened.
     clock_offset: i64,
     rows: Option<RowParser>,
+    xid: u32,
     transaction: Names,
 }
 
 /// Microseconds from the epoch of Unix to that of Postgres, 2000-01-01.
 const POSTGRES_EPOCH: i64 = 946_684_800_000_000;
 
-impl PostgresSession {
-    /// Connects, sets up what is missing and begins to read where the slot's last reader has confirmed.
-    pub(crate) async fn open(source: &Source) -> Result<Self, LogError> {
-        let client = within(PATIENCE, ReplicationClient::connect_gated(source.config())).await?;
-        let mut gate = Gate { source, client };
+impl Log for Source {
+    type Session = PostgresSession;
+
+    /// Also makes the publication and the slot, if they are missing.
+    async fn open(&self) -> Result<PostgresSession, LogError> {
+        #[cfg(feature = "tls")]
+        if rustls::crypto::CryptoProvider::get_default().is_none() {
+            // Another task may just have installed one.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+        }
+        let (mut gate, statements) = (Gate::open(self).await?, Gate::open(self).await?);
         gate.set_up().await?;
         let began = gate.text("select pg_current_wal_flush_lsn()").await?;
         let began = Lsn::parse(&began).map_err(|_| LogError::new(ErrorKind::Ended))?.0;
@@ -203,14 +221,25 @@ impl PostgresSession {
         let timeline = within(PATIENCE, client.identify_system()).await?.timeline;
         within(PATIENCE, client.start()).await?;
         within(PATIENCE, client.wait_started()).await?;
-        let rows = source.rows.clone().map(RowParser::new);
-        Ok(Self { client, timeline, began, clock_offset, rows, transaction: Names::default() })
+        let rows = self.rows.clone().map(RowParser::new);
+        Ok(PostgresSession {
+            client,
+            statements,
+            timeline,
+            began,
+            clock_offset,
+            rows,
+            xid: 0,
+            transaction: Names::default(),
+        })
     }
+}
 
+impl PostgresSession {
     fn read(&mut self, event: ReplicationEvent) -> Result<Option<LogStep>, LogError> {
         Ok(match event {
-            ReplicationEvent::Begin { .. } => {
-                self.transaction = Names::default();
+            ReplicationEvent::Begin { xid, .. } => {
+                (self.xid, self.transaction) = (xid, Names::default());
                 None
             }
             ReplicationEvent::Message { prefix, .. } if prefix != LogMessage::PREFIX => None,
@@ -222,7 +251,7 @@ impl PostgresSession {
                     Names::all()
                 });
                 if !transactional {
-                    return Ok(Some(LogStep { names, end: None, committed: None }));
+                    return Ok(Some(LogStep { names, ..LogStep::default() }));
                 }
                 self.transaction.add(names);
                 None
@@ -234,6 +263,7 @@ impl PostgresSession {
                 None
             }
             ReplicationEvent::Commit { end_lsn, commit_time_micros, .. } => Some(LogStep {
+                xid: Some(self.xid).filter(|_| !self.transaction.is_empty()),
                 names: std::mem::take(&mut self.transaction),
                 end: Some(end_lsn.0),
                 committed: Some(
@@ -242,7 +272,7 @@ impl PostgresSession {
             }),
             // Everything before it has been sent.
             ReplicationEvent::KeepAlive { wal_end, .. } => {
-                Some(LogStep { names: Names::default(), end: Some(wal_end.0), committed: None })
+                Some(LogStep { end: Some(wal_end.0), ..LogStep::default() })
             }
             ReplicationEvent::StoppedAt { .. } => return Err(LogError::new(ErrorKind::Ended)),
         })
@@ -266,6 +296,19 @@ impl Session for PostgresSession {
         }
     }
 
+    async fn until_visible(&mut self, xids: &[u32]) -> Result<(), LogError> {
+        let mut pause = SHORTEST_LOOK;
+        loop {
+            let snapshot = self.statements.text("select pg_current_snapshot()").await?;
+            let snapshot = Snapshot::parse(&snapshot).ok_or_else(|| LogError::new(ErrorKind::Ended))?;
+            if xids.iter().all(|xid| snapshot.sees(*xid)) {
+                return Ok(());
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_LOOK);
+        }
+    }
+
     fn confirm(&mut self, end: u64) {
         self.client.update_applied_lsn(Lsn(end));
     }
@@ -273,6 +316,29 @@ impl Session for PostgresSession {
     async fn close(mut self) {
         // The server frees the slot at the end of the connection, and it has the last confirmation by then.
         let _ = timeout(PATIENCE, self.client.shutdown()).await;
+    }
+}
+
+/// What a transaction sees that begins now: `xmin:xmax:xip,xip..`, of which the lower 32 bits are those of a transaction in the log.
+struct Snapshot {
+    /// The first transaction that had not ended, and had no later one that had.
+    xmax: u32,
+    /// Those before it that had not ended.
+    running: Vec<u32>,
+}
+
+impl Snapshot {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(':').skip(1);
+        let xid = |text: &str| text.parse::<u64>().ok().map(|xid| (xid & 0xFFFF_FFFF) as u32);
+        let (xmax, running) = (xid(parts.next()?)?, parts.next()?);
+        let running = running.split(',').filter(|xid| !xid.is_empty()).map(xid).collect::<Option<_>>()?;
+        Some(Self { xmax, running })
+    }
+
+    /// Whether a committed transaction is seen. Numbers go in a circle.
+    fn sees(&self, xid: u32) -> bool {
+        xid.wrapping_sub(self.xmax) > u32::MAX / 2 && !self.running.contains(&xid)
     }
 }
 
@@ -287,7 +353,7 @@ async fn within<T>(
 }
 
 /// By half of the statement's round trip at most.
-async fn clock_offset(gate: &mut Gate<'_>) -> Result<i64, LogError> {
+async fn clock_offset(gate: &mut Gate) -> Result<i64, LogError> {
     let sent = Instant::now();
     let server = gate.text("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").await?;
     let server: i64 = server.parse().map_err(|_| LogError::new(ErrorKind::Ended))?;
@@ -361,5 +427,50 @@ impl std::fmt::Debug for Server {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { host, port, user, database, .. } = self;
         write!(f, "Server(postgres://{user}@{host}:{port}/{database})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_sees_what_has_ended_before_it() {
+        let seen = |snapshot: &str, xid| Snapshot::parse(snapshot).expect("a snapshot").sees(xid);
+        assert!(seen("740:740:", 739) && !seen("740:740:", 740) && !seen("740:740:", 741));
+        assert!(
+            !seen("740:745:740,743", 740) && seen("740:745:740,743", 742) && !seen("740:745:740,743", 743)
+        );
+        // Beyond 32 bits, and around their end.
+        assert!(seen("4294967300:4294967310:", 5) && !seen("4294967300:4294967310:4294967301", 5));
+        assert!(seen("4294967290:4294967298:", u32::MAX) && !seen("4294967290:4294967295:", u32::MAX));
+        for text in ["", "740", "740:x:", "740:745:a"] {
+            assert!(Snapshot::parse(text).is_none(), "{text}");
+        }
+    }
+
+    #[test]
+    fn urls_name_a_server() {
+        let server = Server::parse("postgres://sho%40p:p%3Aw@db.example:6432/st%20ore?host=%2Frun%2Fpg")
+            .expect("valid");
+        let expected = ("/run/pg", 6432, "sho@p", "p:w", "st ore");
+        assert_eq!(
+            (&*server.host, server.port, &*server.user, &*server.password, &*server.database),
+            expected
+        );
+        let server = Server::parse("postgresql://me@db").expect("valid");
+        assert_eq!((&*server.host, server.port, &*server.database), ("db", 5432, "me"));
+        assert!(!format!("{server:?} {:?}", Server::parse("postgres://me:secret@db")).contains("secret"));
+        for url in [
+            "",
+            "db",
+            "redis://db",
+            "postgres://db/x",
+            "postgres://me@db/x?sslmode=on",
+            "postgres://me@db?a=1",
+        ] {
+            let error = Server::parse(url).expect_err(url).to_string();
+            assert!(error.contains("Use postgres://user:password@host"), "{error}");
+        }
     }
 }

@@ -248,6 +248,49 @@ async fn a_read_after_a_position_is_given_nothing_older_than_its_commits() {
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
+/// The server writes a commit into the log, then waits for a synchronous standby, and only then lets others see it. What is loaded in
+/// between is older than the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_transaction_is_invalidated_once_loads_can_see_it() {
+    let servers = Servers::start();
+    let client = servers.postgres.connect().await;
+    client.batch_execute("create table prices (cents int); insert into prices values (1)").await.unwrap();
+    let places = servers.places();
+    let guard = places.guard();
+    let log = places.log(&guard);
+    let _reading = Reading(log.spawn());
+    read_all(&log, &client).await;
+    let standbys = async |names: &str| {
+        let set = format!("alter system set synchronous_standby_names = '{names}'");
+        client.execute(&set, &[]).await.unwrap();
+        client.execute("select pg_reload_conf()", &[]).await.unwrap();
+    };
+    let read = async || client.query_one("select cents from prices", &[]).await.unwrap().get::<_, i32>(0);
+
+    standbys("nobody").await;
+    let mut writer = servers.postgres.connect().await;
+    let writing = tokio::spawn(async move {
+        let transaction = writer.transaction().await.unwrap();
+        transaction.execute("update prices set cents = 2", &[]).await.unwrap();
+        emit(&transaction, LogMessage::new().key("price")).await;
+        transaction.commit().await.unwrap();
+    });
+    let sent = "select coalesce(bool_or(wait_event = 'SyncRep'), false) and \
+                (select bool_and(sent_lsn >= pg_current_wal_flush_lsn()) from pg_stat_replication) from pg_stat_activity";
+    let is_sent = async || client.query_one(sent, &[]).await.unwrap().get::<_, bool>(0);
+    eventually("the commit is sent to the reader, and no one sees it", PATIENCE, is_sent).await;
+    // What a load stores now would outlive an invalidation that was sent already.
+    assert_eq!(read().await, 1);
+    guard.insert("price", &1_u32).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(get(&guard, "price").await, Some(1), "the reader waits");
+    standbys("").await;
+    writing.await.unwrap();
+    assert_eq!(read().await, 2);
+    read_all(&log, &client).await;
+    assert_eq!(get(&guard, "price").await, None);
+}
+
 /// Reads the log until it is killed. Says `ready` when it was begun.
 async fn read(child: Child) {
     let places: Places = child.config();
