@@ -6,6 +6,7 @@
 mod harness;
 mod reader;
 mod support;
+mod transactions;
 
 use support::processes::Role;
 

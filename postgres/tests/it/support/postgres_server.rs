@@ -27,6 +27,9 @@ const DEBIAN: &str = "/usr/lib/postgresql";
 const NOT_INSTALLED: &str =
     "Postgres is not installed: run 'make postgres' (or apt-get install -y postgresql)";
 
+/// How long the children of a killed postmaster may take to end by themselves.
+const GRACE: Duration = Duration::from_secs(3);
+
 /// The superuser and the database of each server.
 const USER: &str = "postgres";
 
@@ -57,6 +60,7 @@ struct Process {
     postmaster: Guarded,
     log: Log,
     paused: Option<Paused>,
+    folder: PathBuf,
 }
 
 struct PortTaken;
@@ -153,8 +157,8 @@ impl PostgresServer {
         process.end();
     }
 
-    /// Ends the server as an operator does (`fast`): open transactions are rolled back. A walsender is given the time to send the rest
-    /// of the log, so a reader that does not read prevents the end, for `wal_sender_timeout` at most.
+    /// Ends the server as an operator does (`fast`): open transactions are rolled back. A walsender ends after its reader has confirmed
+    /// the rest of the log, so a reader that answers and does not confirm prevents the end for ever, and this fails.
     pub(crate) fn stop(&self) {
         let process = self.process().take().expect("the server runs");
         process.stop("INT");
@@ -257,7 +261,8 @@ impl Process {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut postmaster = Guarded::spawn(&mut command).expect("starting postgres");
         let stderr = postmaster.child().stderr.take().expect("stderr is piped");
-        let mut process = Self { postmaster, log: Log::read(stderr), paused: None };
+        let mut process =
+            Self { postmaster, log: Log::read(stderr), paused: None, folder: folder.to_owned() };
         let deadline = Instant::now() + PATIENCE;
         // "ready to accept read-only connections" of a standby.
         while !process.log.text().contains("database system is ready to accept") {
@@ -289,11 +294,11 @@ impl Process {
 
     /// Kills the postmaster if it runs, waits for its children, and returns the log.
     fn end(self) -> String {
-        let Self { mut postmaster, log, paused } = self;
+        let Self { mut postmaster, log, paused, folder } = self;
         postmaster.kill();
         // Only a running child notices that the postmaster has ended.
         drop(paused);
-        log.end()
+        log.end(&folder)
     }
 }
 
@@ -325,15 +330,29 @@ impl Log {
         self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the server's last process has ended.
-    fn end(self) -> String {
-        let deadline = Instant::now() + PATIENCE;
+    /// Waits until the server's last process has ended. Nearly all do at once; a walsender does not while its reader answers each of its
+    /// keepalives and confirms nothing.
+    fn end(self, folder: &Path) -> String {
+        let begun = Instant::now();
         while !self.reader.is_finished() {
-            assert!(Instant::now() < deadline, "a child of postgres did not end\n{}", self.text());
+            assert!(begun.elapsed() < PATIENCE, "a child of postgres did not end\n{}", self.text());
+            if begun.elapsed() > GRACE {
+                send_signal("KILL", &processes_in(folder));
+            }
             thread::sleep(Duration::from_millis(1));
         }
         self.text()
     }
+}
+
+/// The processes that work in this folder, as all processes of a server do in its data folder, from `/proc`.
+fn processes_in(folder: &Path) -> Vec<u32> {
+    let process = |process: std::io::Result<std::fs::DirEntry>| {
+        let process = process.ok()?;
+        let works_here = std::fs::read_link(process.path().join("cwd")).ok()? == folder;
+        process.file_name().to_str()?.parse().ok().filter(|_| works_here)
+    };
+    std::fs::read_dir("/proc").expect("a system with /proc").filter_map(process).collect()
 }
 
 /// The stopped children of a postmaster; dropping it continues them.
@@ -404,9 +423,13 @@ impl Drop for Folder {
     }
 }
 
-/// Removes the data folders in `$@` after their servers have ended. The seventh line of a server's pid file ends with the number of its
-/// shared memory, which only the server itself would remove. Until the last process of a server has ended, it may still write a file.
+/// Removes the data folders in `$@` of servers that were killed: first ends the processes that work there, see [`Log::end`]. The seventh
+/// line of a server's pid file ends with the number of its shared memory, which only the server itself would remove. A process that is
+/// ending may still write a file.
 const REMOVE: &str = "for folder; do
+    for process in /proc/[0-9]*; do
+        [ \"$(readlink $process/cwd)\" != \"$folder\" ] || kill -9 ${process#/proc/}
+    done 2>/dev/null
     memory=$(sed -n '7s/.* //p' \"$folder/postmaster.pid\" 2>/dev/null) && ipcrm -m \"$memory\" 2>/dev/null
     until rm -rf \"$folder\" 2>/dev/null; do sleep 0.1; done
 done";
