@@ -28,6 +28,7 @@ pub(crate) enum ErrorKind {
     Ended,
     /// The mutex was lost, so another process may read.
     NotReader,
+    Unacknowledged(stampede_guard::Error),
     /// The guard was shut down.
     Closed,
     Row(String),
@@ -100,6 +101,7 @@ impl fmt::Display for LogError {
             ErrorKind::Silent => f.write_str("the server does not answer"),
             ErrorKind::Ended => f.write_str("the server has ended the log"),
             ErrorKind::NotReader => f.write_str("another process reads the log"),
+            ErrorKind::Unacknowledged(error) => write!(f, "commits are not invalidated: {error}"),
             ErrorKind::Closed => f.write_str("the guard was shut down"),
             ErrorKind::Row(why) => write!(f, "a row in the log cannot be read: {why}"),
             ErrorKind::Server(PgWireError::Server(text)) if text.contains("SQLSTATE 42501") => write!(
@@ -117,6 +119,7 @@ impl std::error::Error for LogError {
         match &self.kind {
             ErrorKind::Server(error) => Some(error),
             ErrorKind::Mutex(error) => Some(error),
+            ErrorKind::Unacknowledged(error) => Some(error),
             _ => None,
         }
     }

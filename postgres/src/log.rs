@@ -26,6 +26,8 @@ use crate::names::Names;
 use crate::position::LogPosition;
 use crate::progress::Progress;
 
+/// After this time an invalidation that is not acknowledged is given up, and read again.
+const ACKNOWLEDGED: Duration = Duration::from_secs(10);
 /// The most transactions that are joined into one invalidation.
 const MOST_JOINED: usize = 1_000;
 
@@ -218,7 +220,8 @@ async fn read_once<S: Session>(
     Ok(())
 }
 
-/// Invalidates the names, however long that takes.
+/// Invalidates the names. What is not acknowledged in time is read again: a connection that confirms nothing would keep its server from
+/// shutting down.
 async fn invalidate(names: &Names, guard: &StampedeGuard) -> Result<(), LogError> {
     let (began, mut pause) = (Instant::now(), PAUSE);
     loop {
@@ -230,6 +233,9 @@ async fn invalidate(names: &Names, guard: &StampedeGuard) -> Result<(), LogError
             %error, names = names.len(), for_s = began.elapsed().as_secs(),
             "commits are not invalidated yet; the log is not confirmed until they are"
         );
+        if began.elapsed() >= ACKNOWLEDGED {
+            return Err(LogError::new(ErrorKind::Unacknowledged(error)));
+        }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

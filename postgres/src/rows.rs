@@ -45,20 +45,20 @@ impl RowChange<'_> {
     }
 
     /// The text of a column before the change; `None` for NULL, an inserted row, a column that the table lacks and one that was not sent.
-    pub fn old(&self, column: &str) -> Option<&str> {
+    pub fn before(&self, column: &str) -> Option<&str> {
         self.column(self.old, column)
     }
 
     /// The text of a column after the change; `None` for NULL, a deleted row, a column that the table lacks and one that was not sent (a
     /// long value that has not changed).
-    pub fn new(&self, column: &str) -> Option<&str> {
+    pub fn after(&self, column: &str) -> Option<&str> {
         self.column(self.new, column)
     }
 
     /// The texts of a column before and after the change, each once: what a key or tag of the row is made of.
     pub fn each(&self, column: &str) -> impl Iterator<Item = &str> {
-        let (old, new) = (self.old(column), self.new(column));
-        old.into_iter().chain(new.filter(|new| old != Some(new)))
+        let (before, after) = (self.before(column), self.after(column));
+        before.into_iter().chain(after.filter(|after| before != Some(after)))
     }
 
     fn column<'a>(&'a self, tuple: Option<&'a TupleData>, column: &str) -> Option<&'a str> {

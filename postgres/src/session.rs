@@ -19,6 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SLOT_PATIENCE: Duration = Duration::from_secs(600);
 /// After this time without an answer the server ends the connection, so that the slot is free. It asks for an answer after half of it.
 const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+/// After this time the server gives up sending to a reader that takes nothing. It would send it the reason of its end first, and meanwhile
+/// neither the slot is free nor does a checkpoint end.
+const STOPPED: Duration = Duration::from_millis(1_500);
 /// After this time without a message the server is taken for dead: it would have asked for an answer by then.
 const MOST_SILENCE: Duration = Duration::from_secs(6);
 /// How soon the server learns of a position at the latest.
@@ -58,7 +61,10 @@ impl Source {
             .with_port(port)
             .with_tls(tls)
             .with_status_interval(CONFIRM)
-            .with_options(format!("-c wal_sender_timeout={patience} -c synchronous_commit=local"))
+            .with_options(format!(
+                "-c wal_sender_timeout={patience} -c tcp_user_timeout={} -c synchronous_commit=local",
+                STOPPED.as_millis()
+            ))
             .with_application_name(self.application_name())
     }
 

@@ -5,6 +5,7 @@
 
 mod harness;
 mod reader;
+mod stopped_readers;
 mod support;
 mod transactions;
 
@@ -18,5 +19,5 @@ fn child_entry() {
 
 /// The roles of child processes: each module with process tests contributes its own.
 fn roles() -> Vec<Role> {
-    [harness::ROLES, reader::ROLES].concat()
+    [harness::ROLES, reader::ROLES, stopped_readers::ROLES].concat()
 }
