@@ -5,6 +5,7 @@
 //! fleet reads the log by a replication slot ([`PostgresLog`]), sends the invalidations, and confirms what it has read only once no
 //! process serves what was there before.
 
+mod doctor;
 mod error;
 mod log;
 mod message;
@@ -15,7 +16,9 @@ mod postgres_log;
 mod progress;
 mod rows;
 mod session;
+mod source;
 
+pub use doctor::{LogFinding, LogReport};
 pub use error::LogError;
 pub use message::LogMessage;
 pub use position::{InvalidPosition, LogPosition};

@@ -10,13 +10,14 @@ use serde::de::DeserializeOwned;
 use stampede_guard::{__members, CacheKey, LoadError, StampedeGuard};
 use tokio::task::JoinHandle;
 
+use crate::doctor::{self, LogReport};
 use crate::error::{ErrorKind, LogError};
 use crate::log::Reader;
 use crate::message::LogMessage;
 use crate::position::LogPosition;
 use crate::progress::{LogStats, Progress};
 use crate::rows::{RowChange, RowMap};
-use crate::session::{Server, Source};
+use crate::source::{Server, Source};
 
 /// How long a reader that has died without unlocking keeps the others waiting.
 const READER_LEASE: Duration = Duration::from_secs(1);
@@ -144,6 +145,15 @@ impl PostgresLog {
         } else {
             load().await.map_err(|error| LoadError::Loader(Arc::new(error)))
         }
+    }
+
+    /// Looks at each server: its settings, the rights of the user, the slot and the publication. Changes nothing.
+    pub async fn doctor(&self) -> LogReport {
+        let mut report = LogReport::default();
+        for source in &self.reader.logs {
+            doctor::examine(source, &mut report).await;
+        }
+        report
     }
 
     /// What this process has read, and how soon commits were final.

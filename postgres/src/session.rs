@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pgwire_replication::config::{ReplicationConfig, SslMode, TlsConfig};
+use pgwire_replication::config::ReplicationConfig;
 use pgwire_replication::{Lsn, PgWireError, ReplicationClient, ReplicationEvent};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -11,7 +11,8 @@ use crate::log::{KeptLog, Log, LogStep, Session};
 use crate::message::LogMessage;
 use crate::names::Names;
 use crate::position::LogPosition;
-use crate::rows::{RowMap, RowParser};
+use crate::rows::RowParser;
+use crate::source::{Server, Source};
 
 /// How long connecting, a statement and the start of replication may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -32,26 +33,6 @@ const LOOKS: Duration = Duration::from_secs(5);
 /// The pauses between two looks at whether a transaction is visible, of which the first almost always shows that it is.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
-
-/// Where the log is, and under which names.
-#[derive(Clone, Debug)]
-pub(crate) struct Source {
-    pub(crate) server: Server,
-    pub(crate) slot: String,
-    pub(crate) publication: String,
-    pub(crate) rows: Option<RowMap>,
-}
-
-/// How a server is reached.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Server {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    pub(crate) user: String,
-    pub(crate) password: String,
-    pub(crate) database: String,
-    pub(crate) tls: TlsConfig,
-}
 
 impl Source {
     fn config(&self) -> ReplicationConfig {
@@ -75,7 +56,7 @@ impl Source {
 }
 
 /// A connection to a server on which replication has not begun.
-struct Gate {
+pub(crate) struct Gate {
     source: Source,
     client: ReplicationClient,
 }
@@ -88,12 +69,12 @@ struct Slot {
 }
 
 impl Gate {
-    async fn open(source: &Source) -> Result<Self, LogError> {
+    pub(crate) async fn open(source: &Source) -> Result<Self, LogError> {
         let client = within(PATIENCE, ReplicationClient::connect_gated(source.config())).await?;
         Ok(Self { source: source.clone(), client })
     }
 
-    async fn rows(&mut self, sql: &str) -> Result<Vec<Vec<String>>, LogError> {
+    pub(crate) async fn rows(&mut self, sql: &str) -> Result<Vec<Vec<String>>, LogError> {
         let rows = within(PATIENCE, self.client.simple_query(sql)).await?;
         let text = |column: Option<bytes::Bytes>| {
             column.map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
@@ -102,7 +83,7 @@ impl Gate {
     }
 
     /// The only row's only column, empty for NULL.
-    async fn text(&mut self, sql: &str) -> Result<String, LogError> {
+    pub(crate) async fn text(&mut self, sql: &str) -> Result<String, LogError> {
         let row = self.rows(sql).await?.into_iter().next();
         Ok(row.and_then(|row| row.into_iter().next()).unwrap_or_default())
     }
@@ -418,69 +399,6 @@ pub(crate) fn unix_micros() -> i64 {
     now.ok().and_then(|now| i64::try_from(now.as_micros()).ok()).unwrap_or_default()
 }
 
-impl Server {
-    /// Parses `postgres://user:password@host:port/database?sslmode=..&sslrootcert=..`.
-    pub(crate) fn parse(url: &str) -> Result<Self, LogError> {
-        let invalid = |why: &str| LogError::new(ErrorKind::InvalidUrl(why.to_owned()));
-        let parsed = url::Url::parse(url).map_err(|error| invalid(&error.to_string()))?;
-        if !matches!(parsed.scheme(), "postgres" | "postgresql") {
-            return Err(invalid("it does not begin with postgres://"));
-        }
-        let decode = |text: &str| {
-            let bytes: Vec<u8> = percent_encoding::percent_decode_str(text).collect();
-            String::from_utf8(bytes).map_err(|_| invalid("a part is not UTF-8"))
-        };
-        let user = decode(parsed.username())?;
-        if user.is_empty() {
-            return Err(invalid("it has no user"));
-        }
-        let database = decode(parsed.path().trim_start_matches('/'))?;
-        let mut tls = TlsConfig::disabled();
-        let mut host = decode(parsed.host_str().unwrap_or("localhost"))?;
-        for (name, value) in parsed.query_pairs() {
-            match &*name {
-                "host" => host = value.into_owned(),
-                "sslmode" => {
-                    tls.mode = match &*value {
-                        "disable" => SslMode::Disable,
-                        "prefer" | "allow" => SslMode::Prefer,
-                        "require" => SslMode::Require,
-                        "verify-ca" => SslMode::VerifyCa,
-                        "verify-full" => SslMode::VerifyFull,
-                        _ => {
-                            return Err(invalid(
-                                "sslmode is none of disable, prefer, require, verify-ca, verify-full",
-                            ));
-                        }
-                    }
-                }
-                "sslrootcert" => tls.ca_pem_path = Some(value.into_owned().into()),
-                "sslcert" => tls.client_cert_pem_path = Some(value.into_owned().into()),
-                "sslkey" => tls.client_key_pem_path = Some(value.into_owned().into()),
-                _ => {
-                    return Err(invalid(
-                        "it has a parameter other than host, sslmode, sslrootcert, sslcert and sslkey",
-                    ));
-                }
-            }
-        }
-        if tls.mode != SslMode::Disable && !cfg!(feature = "tls") {
-            return Err(invalid("sslmode needs the feature `tls` of stampede-guard-postgres"));
-        }
-        let database = if database.is_empty() { user.clone() } else { database };
-        let password = decode(parsed.password().unwrap_or_default())?;
-        Ok(Self { host, port: parsed.port().unwrap_or(5432), user, password, database, tls })
-    }
-}
-
-/// Without the password.
-impl std::fmt::Debug for Server {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { host, port, user, database, .. } = self;
-        write!(f, "Server(postgres://{user}@{host}:{port}/{database})")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -497,31 +415,6 @@ mod tests {
         assert!(seen("4294967290:4294967298:", u32::MAX) && !seen("4294967290:4294967295:", u32::MAX));
         for text in ["", "740", "740:x:", "740:745:a"] {
             assert!(Snapshot::parse(text).is_none(), "{text}");
-        }
-    }
-
-    #[test]
-    fn urls_name_a_server() {
-        let server = Server::parse("postgres://sho%40p:p%3Aw@db.example:6432/st%20ore?host=%2Frun%2Fpg")
-            .expect("valid");
-        let expected = ("/run/pg", 6432, "sho@p", "p:w", "st ore");
-        assert_eq!(
-            (&*server.host, server.port, &*server.user, &*server.password, &*server.database),
-            expected
-        );
-        let server = Server::parse("postgresql://me@db").expect("valid");
-        assert_eq!((&*server.host, server.port, &*server.database), ("db", 5432, "me"));
-        assert!(!format!("{server:?} {:?}", Server::parse("postgres://me:secret@db")).contains("secret"));
-        for url in [
-            "",
-            "db",
-            "redis://db",
-            "postgres://db/x",
-            "postgres://me@db/x?sslmode=on",
-            "postgres://me@db?a=1",
-        ] {
-            let error = Server::parse(url).expect_err(url).to_string();
-            assert!(error.contains("Use postgres://user:password@host"), "{error}");
         }
     }
 }
