@@ -92,7 +92,7 @@ async fn measure() {
             commits.push(committed - began);
             let log = log.clone();
             waits.spawn(async move {
-                assert!(log.has_passed(position).await);
+                assert!(log.wait_for(position).await);
                 committed.elapsed()
             });
         }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::error::LogError;
-use crate::session::Gate;
+use crate::error::{ErrorKind, LogError};
+use crate::gate::Gate;
 use crate::source::Source;
 
 /// What was found; made by [`PostgresLog::doctor`](crate::PostgresLog::doctor). Its text has a line for each finding.
@@ -109,6 +109,8 @@ async fn look_at_publication(
     let name = &source.publication;
     if !gate.text(&format!("select 1 from pg_publication where pubname = '{name}'")).await?.is_empty() {
         add(false, format!("the publication {name} is there"));
+    } else if source.rows.is_some() {
+        add(true, LogError::new(ErrorKind::NoPublication(name.clone())).to_string());
     } else if gate.text("select has_database_privilege(current_database(), 'CREATE')").await? == "t" {
         add(false, format!("the publication {name} is not there: the first reader makes it"));
     } else {

@@ -19,7 +19,11 @@ pub(crate) enum ErrorKind {
     NoUrl,
     PolicyMissesAll,
     Standby,
+    /// A standby was promoted since this server was the primary.
+    OlderTimeline,
+    SynchronousStandby,
     WalLevel(String),
+    NoPublication(String),
     SlotOfAnother(String),
     LongTransactions,
     /// The server did not answer.
@@ -43,6 +47,10 @@ impl LogError {
 
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.kind, ErrorKind::Closed | ErrorKind::Mutex(LockError::Closed))
+    }
+
+    pub(crate) fn is_standby(&self) -> bool {
+        matches!(self.kind, ErrorKind::Standby)
     }
 
     /// Whether it passes by itself: a server that restarts, a connection that is lost, a reader that takes over. Otherwise a setting or a
@@ -79,7 +87,7 @@ impl fmt::Display for LogError {
                 write!(f, "not a URL of Postgres: {why}. Use postgres://user:password@host:5432/database?sslmode=verify-full")
             }
             ErrorKind::InvalidName(what, name) => {
-                write!(f, "not a name of a {what}: {name:?}. Use 1 to 59 of a to z, 0 to 9 and _, with a letter first")
+                write!(f, "not a name of a {what}: {name:?}. Use 1 to 48 of a to z, 0 to 9 and _, with a letter first")
             }
             ErrorKind::NoUrl => f.write_str("no URL: name the server, and each that may take its place"),
             ErrorKind::PolicyMissesAll => f.write_str(
@@ -87,6 +95,17 @@ impl fmt::Display for LogError {
                  Policy::builder().invalidate_all(true)",
             ),
             ErrorKind::Standby => f.write_str("the server is a standby: its primary has the log"),
+            ErrorKind::OlderTimeline => f.write_str(
+                "the server is one that a standby has replaced: commits on it are not read. Stop it, or make it a standby",
+            ),
+            ErrorKind::SynchronousStandby => f.write_str(
+                "the server counts the reader as a synchronous standby, so commits and the reader would wait for each other: name the \
+                 standbys in synchronous_standby_names instead of *",
+            ),
+            ErrorKind::NoPublication(name) => write!(
+                f,
+                "the publication {name} is not there: run CREATE PUBLICATION {name} FOR TABLE .. for the tables of `rows`"
+            ),
             ErrorKind::WalLevel(level) => write!(
                 f,
                 "wal_level is {level}: run ALTER SYSTEM SET wal_level = 'logical' and restart the server"

@@ -7,6 +7,7 @@
 
 mod doctor;
 mod error;
+mod gate;
 mod log;
 mod message;
 pub mod metrics;

@@ -23,12 +23,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{ErrorKind, LogError};
 use crate::names::Names;
-use crate::position::LogPosition;
+use crate::position::{LogPosition, ServerId};
 use crate::progress::Progress;
 
 /// After this time an invalidation that is not acknowledged is given up, and read again.
-const ACKNOWLEDGED: Duration = Duration::from_secs(10);
-/// The most transactions that are joined into one invalidation.
+const ACKNOWLEDGED: Duration = Duration::from_secs(4);
+/// The most transactions, and names, that are joined into one invalidation; the last transaction may have more names.
 const MOST_JOINED: usize = 1_000;
 
 /// After this time a failure that lasts is logged again.
@@ -66,6 +66,8 @@ pub(crate) trait Session: Send {
 
     /// The next step. Cancel-safe.
     fn next(&mut self) -> impl Future<Output = Result<LogStep, LogError>> + Send;
+
+    fn server(&self) -> ServerId;
 
     /// What the server keeps for the slot, if that was looked at since the last call.
     fn kept(&mut self) -> Option<KeptLog>;
@@ -124,40 +126,55 @@ impl<L: Log> Reader<L> {
                 Err(error) => return (false, LogError::new(ErrorKind::Mutex(error))),
             }
         };
-        let (lost, mut has_read, metrics) = (held.lost(), false, &self.progress.metrics);
+        let (lost, mut has_read) = (held.lost(), false);
         let error = tokio::select! {
             () = lost => LogError::new(ErrorKind::NotReader),
             error = self.read(held.fence(), &mut has_read) => error,
         };
-        metrics.reads(false);
         // Another process may reach what this one did not.
         let _ = held.unlock().await;
         (has_read, error)
     }
 
+    /// Reads the first log that can be opened. Sets `has_read` at the first confirmation.
     async fn read(&self, fence: u64, has_read: &mut bool) -> LogError {
-        let mut failed = LogError::new(ErrorKind::NoUrl);
+        let mut failed = LogError::new(ErrorKind::Standby);
         for log in &self.logs {
             let mut session = match log.open().await {
+                Ok(session) if self.progress.is_older(session.server()) => {
+                    session.close().await;
+                    failed = LogError::new(ErrorKind::OlderTimeline);
+                    continue;
+                }
                 Ok(session) => session,
+                // That a server is a standby says nothing about why its primary cannot be read.
+                Err(error) if error.is_standby() => continue,
                 Err(error) => {
                     failed = error;
                     continue;
                 }
             };
-            *has_read = true;
-            tracing::info!(fence, "this process reads the log");
-            self.progress.metrics.reads(true);
-            let _listening = self.progress.answer_questions().await;
-            let error = loop {
-                if let Err(error) = read_once(&mut session, &self.guard, &self.progress).await {
-                    break error;
-                }
-            };
+            let error = self.read_session(&mut session, fence, has_read).await;
             session.close().await;
             return error;
         }
         failed
+    }
+
+    async fn read_session(&self, session: &mut L::Session, fence: u64, has_read: &mut bool) -> LogError {
+        let Self { guard, progress, .. } = self;
+        let _listening = match progress.answer_questions().await {
+            Ok(listening) => listening,
+            Err(error) => return LogError::new(ErrorKind::Unacknowledged(error)),
+        };
+        tracing::info!(fence, "this process reads the log");
+        let _reading = progress.metrics.read();
+        loop {
+            match read_once(session, guard, progress).await {
+                Ok(()) => *has_read = true,
+                Err(error) => return error,
+            }
+        }
     }
 }
 
@@ -198,7 +215,7 @@ async fn read_once<S: Session>(
         xids.extend(step.xid);
         end = step.end.or(end);
         committed.extend(step.committed);
-        if committed.len() >= MOST_JOINED {
+        if committed.len() >= MOST_JOINED || names.len() >= MOST_JOINED {
             break;
         }
         step = tokio::select! {

@@ -51,6 +51,9 @@ struct Content {
     all: bool,
 }
 
+/// A longer content is not parsed: it has more names than are invalidated one by one.
+const LONGEST: usize = 4 * 1024 * 1024;
+
 /// A key or tag.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -126,6 +129,9 @@ impl LogMessage {
 
     /// Reads the content of a message from the log; `None` if it is not of the form that this version writes, or has an empty name.
     pub(crate) fn parse(content: &[u8]) -> Option<Names> {
+        if content.len() > LONGEST {
+            return None;
+        }
         // From a map only: serde also reads the fields in order from a list.
         let content: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(content).ok()?;
         Self { content: Content::deserialize(serde_json::Value::Object(content)).ok()? }.names()

@@ -63,7 +63,7 @@ impl Metrics {
             #[cfg(feature = "metrics")]
             slot: slot.to_owned().into(),
         };
-        this.reads(false);
+        this.set_reader(false);
         // From zero on, so that the first rates miss nothing.
         WITHIN.iter().for_each(|(within, _)| this.count(within, 0));
         this
@@ -82,8 +82,13 @@ impl Metrics {
             .record(after.as_secs_f64());
     }
 
-    /// Whether this process reads the log.
-    pub(crate) fn reads(&self, reads: bool) {
+    /// This process reads the log, until the value is dropped.
+    pub(crate) fn read(&self) -> ReaderGauge {
+        self.set_reader(true);
+        ReaderGauge(self.clone())
+    }
+
+    fn set_reader(&self, reads: bool) {
         #[cfg(feature = "metrics")]
         metrics::gauge!("stampede_guard_log_reader", "slot" => self.slot.clone())
             .set(f64::from(u8::from(reads)));
@@ -99,5 +104,15 @@ impl Metrics {
                     .set(left as f64);
             }
         }
+    }
+}
+
+/// Sets the gauges of the reader to zero when it ends.
+pub(crate) struct ReaderGauge(Metrics);
+
+impl Drop for ReaderGauge {
+    fn drop(&mut self) {
+        self.0.set_reader(false);
+        self.0.keeps(0, None);
     }
 }

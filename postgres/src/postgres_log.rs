@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use stampede_guard::{__members, CacheKey, LoadError, StampedeGuard};
+use stampede_guard::__members::{self, Channel};
+use stampede_guard::{CacheKey, LoadError, StampedeGuard};
 use tokio::task::JoinHandle;
 
 use crate::doctor::{self, LogReport};
@@ -34,7 +35,8 @@ const QUEUE: Duration = Duration::from_secs(3600);
 /// A committed transaction is invalidated, as by `StampedeGuard::invalidate`, in the order of commits, at least once, whatever process,
 /// server or connection fails in between: its position is confirmed to Postgres only after the store's acknowledgement. If the server has
 /// removed a part of the log (a slot beyond `max_slot_wal_keep_size`, a failover to a server without the slot), everything in the
-/// namespace is invalidated.
+/// namespace is invalidated: what is stored under policies with `invalidate_all(true)`, which all policies of the namespace should have. A
+/// Redis that loses acknowledged writes, in a failover or a restart from a snapshot, loses invalidations, too.
 ///
 /// # Examples
 ///
@@ -57,7 +59,6 @@ pub struct PostgresLog {
 }
 
 /// Settings of a [`PostgresLog`]; [`build`](Self::build) checks them.
-#[derive(Debug)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PostgresLogBuilder {
     guard: StampedeGuard,
@@ -110,12 +111,12 @@ impl PostgresLog {
     /// # Cancel safety
     ///
     /// Safe.
-    pub async fn has_passed(&self, position: LogPosition) -> bool {
+    pub async fn wait_for(&self, position: LogPosition) -> bool {
         self.reader.progress.wait_for(position, self.patience).await
     }
 
     /// Like `StampedeGuard::get_or_load`, and gives nothing that is older than the commits before `position`: it waits until they are
-    /// invalidated, as [`has_passed`](Self::has_passed), or else returns the result of `load`, beside the cache.
+    /// invalidated, as [`wait_for`](Self::wait_for), or else returns the result of `load`, beside the cache.
     ///
     /// # Errors
     ///
@@ -140,7 +141,7 @@ impl PostgresLog {
         F: FnOnce() -> Fut + Send + 'static,
         Fut: Future<Output = Result<T, E>> + Send + 'static,
     {
-        if self.has_passed(position).await {
+        if self.wait_for(position).await {
             self.reader.guard.get_or_load(key, load).await
         } else {
             load().await.map_err(|error| LoadError::Loader(Arc::new(error)))
@@ -168,9 +169,17 @@ impl fmt::Debug for PostgresLog {
     }
 }
 
+/// Without the URLs, which may have passwords.
+impl fmt::Debug for PostgresLogBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresLogBuilder").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
 impl PostgresLogBuilder {
-    /// The name of the replication slot: one for each fleet, that is for each namespace on each Redis. Defaults to `stampede_guard`. A
-    /// slot that is not there is made.
+    /// The name of the replication slot: one for each fleet, that is for each namespace on each Redis. Defaults to `stampede_guard_` and
+    /// eight digits that follow from the namespace and the number of the Redis database; fleets with the same namespace on different Redis
+    /// servers need names. A slot that is not there is made.
     pub fn slot(mut self, slot: impl Into<String>) -> Self {
         self.slot = Some(slot.into());
         self
@@ -220,7 +229,8 @@ impl PostgresLogBuilder {
     /// A URL or name that is none, and a guard whose policy lacks `invalidate_all(true)`.
     pub fn build(self) -> Result<PostgresLog, LogError> {
         let Self { guard, urls, slot, publication, rows, patience } = self;
-        let slot = slot.unwrap_or_else(|| "stampede_guard".to_owned());
+        let fleet = Channel::named(&guard, "log").to_string();
+        let slot = slot.unwrap_or_else(|| format!("stampede_guard_{}", &fleet[..8]));
         for (what, name) in [("slot", &slot), ("publication", &publication)] {
             if !is_name(name) {
                 return Err(LogError::new(ErrorKind::InvalidName(what, name.clone())));
@@ -234,7 +244,13 @@ impl PostgresLogBuilder {
         }
         let source = |url: &String| {
             let server = Server::parse(url)?;
-            Ok(Source { server, slot: slot.clone(), publication: publication.clone(), rows: rows.clone() })
+            Ok(Source {
+                server,
+                slot: slot.clone(),
+                publication: publication.clone(),
+                application_name: format!("stampede-guard {fleet}"),
+                rows: rows.clone(),
+            })
         };
         let logs = urls.iter().map(source).collect::<Result<_, LogError>>()?;
         let mutex = guard.locks().mutex(("stampede-guard-postgres", &*slot));
@@ -248,7 +264,7 @@ impl PostgresLogBuilder {
 /// A name that SQL takes without quotes, and that leaves room for a suffix.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
-    (1..=59).contains(&name.len())
+    (1..=48).contains(&name.len())
         && name.bytes().all(is_plain)
         && name.as_bytes().first().is_some_and(u8::is_ascii_lowercase)
 }

@@ -10,6 +10,7 @@
 //! A message is a hint that may be lost, and its channel is open to all that may write to the store: an asker repeats its question until
 //! its patience ends, and then loads for itself.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::metrics::{Metrics, WITHIN};
-use crate::position::LogPosition;
+use crate::position::{LogPosition, ServerId};
 use crate::session::unix_micros;
 
 /// How long one message may take.
@@ -51,7 +52,7 @@ struct Shared {
     /// The latest position that is known to be passed.
     passed: watch::Sender<LogPosition>,
     /// The questions that this process will answer as the reader.
-    open: Mutex<Vec<(Channel, LogPosition)>>,
+    open: Mutex<HashSet<(Channel, LogPosition)>>,
     /// Transactions by [`WITHIN`].
     commits: [AtomicU64; WITHIN.len()],
 }
@@ -73,7 +74,7 @@ pub struct LogStats {
 }
 
 impl Shared {
-    fn open(&self) -> MutexGuard<'_, Vec<(Channel, LogPosition)>> {
+    fn open(&self) -> MutexGuard<'_, HashSet<(Channel, LogPosition)>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -106,11 +107,11 @@ impl Progress {
         }
         let Some(position) = position else { return };
         self.shared.pass(position);
-        let mut answered = Vec::new();
+        let mut answered = HashSet::new();
         self.shared.open().retain(|(asker, wanted)| {
             let is_passed = position.has_passed(*wanted);
-            if is_passed && !answered.contains(asker) {
-                answered.push(*asker);
+            if is_passed {
+                answered.insert(*asker);
             }
             !is_passed
         });
@@ -119,8 +120,14 @@ impl Progress {
         }
     }
 
+    /// Whether a position of a later timeline of the same system is known to be passed.
+    pub(crate) fn is_older(&self, server: ServerId) -> bool {
+        let known = self.shared.passed.borrow().server();
+        known.system == server.system && known.timeline > server.timeline
+    }
+
     /// Answers questions as the reader, until the value is dropped.
-    pub(crate) async fn answer_questions(&self) -> Option<Listening> {
+    pub(crate) async fn answer_questions(&self) -> Result<Listening, Error> {
         let (shared, guard) = (Arc::downgrade(&self.shared), self.guard.clone());
         let listener = move |message: &[u8]| {
             let (Some(shared), Some((asker, wanted))) = (shared.upgrade(), parse_question(message)) else {
@@ -132,12 +139,12 @@ impl Progress {
             if passed.has_passed(wanted) {
                 return answer(&guard, asker, passed);
             }
-            if open.len() < MOST_QUESTIONS && !open.contains(&(asker, wanted)) {
-                open.push((asker, wanted));
+            if open.len() < MOST_QUESTIONS {
+                open.insert((asker, wanted));
             }
         };
         self.shared.open().clear();
-        __members::listen(&self.guard, self.questions, PATIENCE, listener).await.ok()
+        __members::listen(&self.guard, self.questions, PATIENCE, listener).await
     }
 
     /// Waits until the log was read up to this position. Returns whether it was, `within` this time.
@@ -152,7 +159,7 @@ impl Progress {
         }
         let until = Instant::now() + within;
         let listening = self.listening.get_or_try_init(|| self.listen(PATIENCE.min(within)));
-        if listening.await.is_err() {
+        if !matches!(timeout_at(until, listening).await, Ok(Ok(_))) {
             return false;
         }
         loop {

@@ -1,205 +1,39 @@
-//! One connection on which Postgres sends its log: what is set up before, and what comes from it.
+//! One connection on which Postgres sends its log, and what comes from it.
 
 use std::time::Duration;
 
-use pgwire_replication::config::ReplicationConfig;
-use pgwire_replication::{Lsn, PgWireError, ReplicationClient, ReplicationEvent};
+use pgwire_replication::{Lsn, ReplicationEvent};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{ErrorKind, LogError};
+use crate::gate::{Connection, Gate, PATIENCE, within};
 use crate::log::{KeptLog, Log, LogStep, Session};
 use crate::message::LogMessage;
 use crate::names::Names;
-use crate::position::LogPosition;
+use crate::position::{LogPosition, ServerId};
 use crate::rows::RowParser;
-use crate::source::{Server, Source};
+use crate::source::Source;
 
-/// How long connecting, a statement and the start of replication may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the server may take to make a slot: it waits for the end of all transactions that run then.
-const SLOT_PATIENCE: Duration = Duration::from_secs(600);
-/// After this time without an answer the server ends the connection, so that the slot is free. It asks for an answer after half of it.
-const SERVER_PATIENCE: Duration = Duration::from_secs(5);
-/// After this time the server gives up sending to a reader that takes nothing. It would send it the reason of its end first, and meanwhile
-/// neither the slot is free nor does a checkpoint end.
-const STOPPED: Duration = Duration::from_millis(1_500);
 /// After this time without a message the server is taken for dead: it would have asked for an answer by then.
 const MOST_SILENCE: Duration = Duration::from_secs(6);
-/// How soon the server learns of a position at the latest.
-const CONFIRM: Duration = Duration::from_millis(100);
-
 /// How often the server is asked what it keeps for the slot, while it sends anything.
 const LOOKS: Duration = Duration::from_secs(5);
 /// The pauses between two looks at whether a transaction is visible, of which the first almost always shows that it is.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(50);
 
-impl Source {
-    fn config(&self) -> ReplicationConfig {
-        let Server { host, port, user, password, database, tls } = self.server.clone();
-        let patience = SERVER_PATIENCE.as_millis();
-        ReplicationConfig::new(host, user, password, database, &*self.slot, &*self.publication)
-            .with_port(port)
-            .with_tls(tls)
-            .with_status_interval(CONFIRM)
-            .with_options(format!(
-                "-c wal_sender_timeout={patience} -c tcp_user_timeout={} -c synchronous_commit=local",
-                STOPPED.as_millis()
-            ))
-            .with_application_name(self.application_name())
-    }
-
-    /// By which a reader knows the connection of another reader of the same slot from that of another program.
-    fn application_name(&self) -> String {
-        format!("stampede-guard {}", self.slot)
-    }
-}
-
-/// A connection to a server on which replication has not begun.
-pub(crate) struct Gate {
-    source: Source,
-    client: ReplicationClient,
-}
-
-/// What a server says of a slot.
-struct Slot {
-    active_pid: Option<String>,
-    is_lost: bool,
-    is_usable: bool,
-}
-
-impl Gate {
-    pub(crate) async fn open(source: &Source) -> Result<Self, LogError> {
-        let client = within(PATIENCE, ReplicationClient::connect_gated(source.config())).await?;
-        Ok(Self { source: source.clone(), client })
-    }
-
-    pub(crate) async fn rows(&mut self, sql: &str) -> Result<Vec<Vec<String>>, LogError> {
-        let rows = within(PATIENCE, self.client.simple_query(sql)).await?;
-        let text = |column: Option<bytes::Bytes>| {
-            column.map(|text| String::from_utf8_lossy(&text).into_owned()).unwrap_or_default()
-        };
-        Ok(rows.into_iter().map(|row| row.into_iter().map(text).collect()).collect())
-    }
-
-    /// The only row's only column, empty for NULL.
-    pub(crate) async fn text(&mut self, sql: &str) -> Result<String, LogError> {
-        let row = self.rows(sql).await?.into_iter().next();
-        Ok(row.and_then(|row| row.into_iter().next()).unwrap_or_default())
-    }
-
-    async fn slot(&mut self, name: &str) -> Result<Option<Slot>, LogError> {
-        let sql = format!(
-            "select active_pid, wal_status, plugin = 'pgoutput' and database = current_database() \
-             from pg_replication_slots where slot_name = '{name}'"
-        );
-        let row = self.rows(&sql).await?.into_iter().next();
-        Ok(row.map(|row| {
-            let column = |at: usize| row.get(at).cloned().unwrap_or_default();
-            Slot {
-                active_pid: Some(column(0)).filter(|pid| !pid.is_empty()),
-                is_lost: column(1) == "lost",
-                is_usable: column(2) == "t",
-            }
-        }))
-    }
-
-    /// Checks what replication needs, and makes the publication and the slot if they are not there.
-    async fn set_up(&mut self) -> Result<(), LogError> {
-        if self.text("select pg_is_in_recovery()").await? == "t" {
-            return Err(LogError::new(ErrorKind::Standby));
-        }
-        let level = self.text("show wal_level").await?;
-        if level != "logical" {
-            return Err(LogError::new(ErrorKind::WalLevel(level)));
-        }
-        // Before the slot: what is written earlier is decoded with the publications of that time.
-        let publication = self.source.publication.clone();
-        let published = format!("select 1 from pg_publication where pubname = '{publication}'");
-        if self.text(&published).await?.is_empty() {
-            self.rows(&format!("create publication {publication}")).await?;
-        }
-        let name = self.source.slot.clone();
-        match self.slot(&name).await? {
-            Some(slot) if slot.is_lost => {
-                tracing::warn!(
-                    slot = %name,
-                    "the server has removed parts of the log that the slot had not delivered (max_slot_wal_keep_size): everything in \
-                     the namespace is invalidated, and the slot begins anew"
-                );
-                self.rows(&format!("select pg_drop_replication_slot('{name}')")).await?;
-                self.make_slot().await
-            }
-            Some(slot) if !slot.is_usable => Err(LogError::new(ErrorKind::SlotOfAnother(name.clone()))),
-            Some(Slot { active_pid: Some(pid), .. }) => self.take_over(&pid).await,
-            Some(_) => Ok(()),
-            None => {
-                tracing::info!(slot = %name, "the slot is made; everything in the namespace is invalidated");
-                self.make_slot().await
-            }
-        }
-    }
-
-    /// Makes a slot whose first message invalidates everything: what was committed before it is in no log that will be read. First under
-    /// another name, so that a reader that dies in between leaves no slot without that message.
-    async fn make_slot(&mut self) -> Result<(), LogError> {
-        let name = self.source.slot.clone();
-        let new = format!("{name}_new");
-        if self.slot(&new).await?.is_some() {
-            self.rows(&format!("select pg_drop_replication_slot('{new}')")).await?;
-        }
-        let create = format!("select pg_create_logical_replication_slot('{new}', 'pgoutput')");
-        within(SLOT_PATIENCE, self.client.simple_query(&create)).await?;
-        self.until_all_ended().await?;
-        let everything = String::from_utf8_lossy(&LogMessage::new().all().to_bytes()).into_owned();
-        let prefix = LogMessage::PREFIX;
-        self.rows(&format!("select pg_logical_emit_message(true, '{prefix}', '{everything}')")).await?;
-        self.rows(&format!("select pg_copy_logical_replication_slot('{new}', '{name}')")).await?;
-        self.rows(&format!("select pg_drop_replication_slot('{new}')")).await?;
-        Ok(())
-    }
-
-    /// Waits for the end of all transactions that run now. One of them may have committed before the slot, and be seen by loads later.
-    async fn until_all_ended(&mut self) -> Result<(), LogError> {
-        let number = self.text("select pg_current_xact_id()").await?;
-        let ended = format!("select pg_snapshot_xmin(pg_current_snapshot()) >= '{number}'::xid8");
-        let until = Instant::now() + SLOT_PATIENCE;
-        while self.text(&ended).await? != "t" {
-            if Instant::now() >= until {
-                return Err(LogError::new(ErrorKind::LongTransactions));
-            }
-            sleep(LONGEST_LOOK).await;
-        }
-        Ok(())
-    }
-
-    /// Ends the connection of a reader that has lost the mutex, or has died without its host's noticing.
-    async fn take_over(&mut self, pid: &str) -> Result<(), LogError> {
-        let name = self.source.slot.clone();
-        let program =
-            self.text(&format!("select application_name from pg_stat_activity where pid = {pid}")).await?;
-        // Empty if it has just ended.
-        if !program.is_empty() && program != self.source.application_name() {
-            return Err(LogError::new(ErrorKind::SlotOfAnother(name.clone())));
-        }
-        tracing::info!(slot = %name, "the connection of the slot's former reader is ended");
-        self.rows(&format!("select pg_terminate_backend({pid}, 2000)")).await?;
-        Ok(())
-    }
-}
-
 /// A connection on which the log arrives.
 pub(crate) struct PostgresSession {
-    client: ReplicationClient,
+    connection: Connection,
     /// Another connection, for statements.
     statements: Gate,
     slot: String,
-    timeline: u32,
+    server: ServerId,
     kept: Option<KeptLog>,
     looked: Instant,
     /// The slot's first message is before this LSN.
     began: u64,
-    /// Microseconds of this process's clock minus those of the server's, measured when the connection was opened.
+    /// Microseconds of this process's clock minus those of the server's, measured every now and then.
     clock_offset: i64,
     rows: Option<RowParser>,
     xid: u32,
@@ -219,29 +53,28 @@ impl Log for Source {
             // Another task may just have installed one.
             let _ = rustls::crypto::ring::default_provider().install_default();
         }
-        let (mut gate, statements) = (Gate::open(self).await?, Gate::open(self).await?);
+        let (mut gate, mut statements) = (Gate::open(self).await?, Gate::open(self).await?);
         gate.set_up().await?;
         let began = gate.text("select pg_current_wal_flush_lsn()").await?;
         let began = Lsn::parse(&began).map_err(|_| LogError::new(ErrorKind::Ended))?.0;
-        let clock_offset = clock_offset(&mut gate).await?;
-        let Gate { mut client, .. } = gate;
-        let timeline = within(PATIENCE, client.identify_system()).await?.timeline;
-        within(PATIENCE, client.start()).await?;
-        within(PATIENCE, client.wait_started()).await?;
-        let rows = self.rows.clone().map(RowParser::new);
-        let (slot, kept, looked) = (self.slot.clone(), None, Instant::now());
+        let mut connection = gate.connection;
+        let system = within(PATIENCE, connection.identify_system()).await?;
+        let id = system.system_id.parse().map_err(|_| LogError::new(ErrorKind::Ended))?;
+        within(PATIENCE, connection.start()).await?;
+        within(PATIENCE, connection.wait_started()).await?;
+        statements.check_is_no_standby().await?;
         Ok(PostgresSession {
-            client,
-            statements,
-            slot,
-            kept,
-            looked,
-            timeline,
+            connection,
+            slot: self.slot.clone(),
+            server: ServerId { system: id, timeline: system.timeline },
+            kept: None,
+            looked: Instant::now(),
             began,
-            clock_offset,
-            rows,
+            clock_offset: clock_offset(&mut statements).await?,
+            rows: self.rows.clone().map(RowParser::new),
             xid: 0,
             transaction: Names::default(),
+            statements,
         })
     }
 }
@@ -257,6 +90,7 @@ impl PostgresSession {
         let number = |at: usize| row.get(at).and_then(|text| text.parse::<i64>().ok());
         let bytes = |number: i64| u64::try_from(number).unwrap_or_default();
         self.kept = number(0).map(|lag| KeptLog { lag: bytes(lag), left: number(1).map(bytes) });
+        self.clock_offset = clock_offset(&mut self.statements).await?;
         self.looked = Instant::now();
         Ok(())
     }
@@ -306,7 +140,11 @@ impl PostgresSession {
 
 impl Session for PostgresSession {
     fn position(&self, end: u64) -> Option<LogPosition> {
-        (end >= self.began).then(|| LogPosition::new(self.timeline, end))
+        (end >= self.began).then(|| LogPosition::new(self.server, end))
+    }
+
+    fn server(&self) -> ServerId {
+        self.server
     }
 
     fn kept(&mut self) -> Option<KeptLog> {
@@ -318,7 +156,7 @@ impl Session for PostgresSession {
             if self.looked.elapsed() >= LOOKS {
                 self.look_at_slot().await?;
             }
-            let event = match timeout(MOST_SILENCE, self.client.recv()).await {
+            let event = match timeout(MOST_SILENCE, self.connection.recv()).await {
                 Ok(event) => event?.ok_or_else(|| LogError::new(ErrorKind::Ended))?,
                 Err(_) => return Err(LogError::new(ErrorKind::Silent)),
             };
@@ -336,18 +174,21 @@ impl Session for PostgresSession {
             if xids.iter().all(|xid| snapshot.sees(*xid)) {
                 return Ok(());
             }
+            if pause == LONGEST_LOOK {
+                self.statements.check_is_no_standby().await?;
+            }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_LOOK);
         }
     }
 
     fn confirm(&mut self, end: u64) {
-        self.client.update_applied_lsn(Lsn(end));
+        self.connection.update_applied_lsn(Lsn(end));
     }
 
     async fn close(mut self) {
-        // The server frees the slot at the end of the connection, and it has the last confirmation by then.
-        let _ = timeout(PATIENCE, self.client.shutdown()).await;
+        // The last confirmation may not be sent: what it confirms is read again.
+        let _ = timeout(PATIENCE, self.connection.shutdown()).await;
     }
 }
 
@@ -371,16 +212,6 @@ impl Snapshot {
     /// Whether a committed transaction is seen. Numbers go in a circle.
     fn sees(&self, xid: u32) -> bool {
         xid.wrapping_sub(self.xmax) > u32::MAX / 2 && !self.running.contains(&xid)
-    }
-}
-
-async fn within<T>(
-    patience: Duration,
-    work: impl Future<Output = Result<T, PgWireError>>,
-) -> Result<T, LogError> {
-    match timeout(patience, work).await {
-        Ok(done) => Ok(done?),
-        Err(_) => Err(LogError::new(ErrorKind::Silent)),
     }
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Source {
     pub(crate) server: Server,
     pub(crate) slot: String,
     pub(crate) publication: String,
+    /// By which a reader knows the connection of another reader of its fleet from that of another program. At most 63 bytes.
+    pub(crate) application_name: String,
     pub(crate) rows: Option<RowMap>,
 }
 
@@ -47,7 +49,12 @@ impl Server {
         }
         let database = decode(parsed.path().trim_start_matches('/'))?;
         let mut tls = TlsConfig::disabled();
-        let mut host = decode(parsed.host_str().unwrap_or("localhost"))?;
+        if cfg!(feature = "tls") {
+            tls.mode = SslMode::Prefer; // as libpq
+        }
+        let host = parsed.host_str().unwrap_or("localhost");
+        // An IPv6 address is in brackets.
+        let mut host = decode(host.trim_start_matches('[').trim_end_matches(']'))?;
         for (name, value) in parsed.query_pairs() {
             match &*name {
                 "host" => host = value.into_owned(),
@@ -107,6 +114,7 @@ mod tests {
         );
         let server = Server::parse("postgresql://me@db").expect("valid");
         assert_eq!((&*server.host, server.port, &*server.database), ("db", 5432, "me"));
+        assert_eq!(Server::parse("postgres://me@[::1]:5433/x").expect("valid").host, "::1");
         assert!(!format!("{server:?} {:?}", Server::parse("postgres://me:secret@db")).contains("secret"));
         for url in [
             "",

@@ -13,7 +13,7 @@ use crate::store::StoreResult;
 use crate::store::channels::ChannelListener;
 
 /// A channel, on which each process of a namespace can listen. Its text has 32 digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Channel(Uuid);
 
 impl Channel {

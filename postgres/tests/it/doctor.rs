@@ -1,6 +1,5 @@
 //! What a log needs of its servers: the report says what is missing, and so do the errors of a reader.
 
-use std::time::Duration;
 
 use stampede_guard::{MemoryStore, Policy, StampedeGuard};
 use stampede_guard_postgres::PostgresLog;
@@ -15,7 +14,7 @@ fn guard() -> StampedeGuard {
 }
 
 fn log(guard: &StampedeGuard, url: &str) -> PostgresLog {
-    PostgresLog::builder(guard, [url]).build().unwrap()
+    PostgresLog::builder(guard, [url]).slot("stampede_guard").build().unwrap()
 }
 
 async fn problems(log: &PostgresLog) -> Vec<String> {

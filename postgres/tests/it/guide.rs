@@ -61,8 +61,7 @@ async fn the_programs_of_the_pages_run() {
             Ok::<i32, tokio_postgres::Error>(row.get(0))
         }
     };
-    eventually("the log is read", PATIENCE, async || log.has_passed(position(&db).await.unwrap()).await)
-        .await;
+    eventually("the log is read", PATIENCE, async || log.wait_for(position(&db).await.unwrap()).await).await;
     assert_eq!(guard.get_or_load(("price", 7), load()).await.unwrap(), 1);
 
     change(&guard, &mut db, 2).await.unwrap();
@@ -83,8 +82,7 @@ async fn a_reader_ends_with_its_guard() {
     let log = PostgresLog::builder(&guard, [postgres.url()]).build().unwrap();
     let reading = log.spawn();
     let db = postgres.connect().await;
-    eventually("the log is read", PATIENCE, async || log.has_passed(position(&db).await.unwrap()).await)
-        .await;
+    eventually("the log is read", PATIENCE, async || log.wait_for(position(&db).await.unwrap()).await).await;
     guard.shutdown(PATIENCE).await;
     tokio::time::timeout(PATIENCE, reading).await.expect("the task ends").expect("no panic");
     let active = "select count(*) = 0 from pg_replication_slots where active";

@@ -40,7 +40,7 @@ impl Places {
     }
 
     fn log(&self, guard: &StampedeGuard) -> PostgresLog {
-        PostgresLog::builder(guard, self.postgres.clone()).build().unwrap()
+        PostgresLog::builder(guard, self.postgres.clone()).slot("stampede_guard").build().unwrap()
     }
 }
 
@@ -74,7 +74,7 @@ async fn is_gone(guard: &StampedeGuard, key: &str) -> bool {
 /// Waits until the reader has passed all that is committed now.
 async fn read_all(log: &PostgresLog, client: &Client) {
     let position = position(client).await;
-    eventually("the reader has read it", PATIENCE, || log.has_passed(position)).await;
+    eventually("the reader has read it", PATIENCE, || log.wait_for(position)).await;
 }
 
 async fn position(client: &Client) -> LogPosition {
@@ -415,6 +415,141 @@ async fn a_writer_that_is_killed_after_its_commit_leaves_nothing_stale() {
     }
 }
 
+/// Whatever a function of rows cannot know may have been anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_which_something_is_not_known_invalidates_everything() {
+    let servers = Servers::start();
+    let client = servers.postgres.connect().await;
+    client
+        .batch_execute(
+            "create table products (id int primary key, category text, text text); \
+             insert into products select n, 'oak', repeat(md5(n::text), 1000) from generate_series(1, 9) as n; \
+             alter table products alter text set storage external; update products set text = text || 'x'; \
+             create publication shop for table products",
+        )
+        .await
+        .unwrap();
+    let places = servers.places();
+    let guard = places.guard();
+    let builder = PostgresLog::builder(&guard, places.postgres.clone()).publication("shop");
+    let log = builder.rows(|row| {
+        let names = |column| row.each(column).fold(LogMessage::new(), LogMessage::key);
+        match row.after("id") {
+            Some("1") => names("id"),
+            Some("2") => names("category"), // not in the replica identity
+            Some("3") => names("colour"),
+            Some("4") => names("text"), // stored apart, and not sent unless it has changed
+            Some("5") => panic!("a mistake"),
+            Some("6") => LogMessage::new().key(""),
+            Some("7") => row.after("category").into_iter().fold(LogMessage::new(), LogMessage::tag),
+            None => row.before("id").into_iter().fold(LogMessage::new(), LogMessage::key),
+            Some(_) => LogMessage::new(),
+        }
+    });
+    let log = log.build().unwrap();
+    let _reading = Reading(log.spawn());
+    read_all(&log, &client).await;
+    for (id, expected) in
+        [(1, false), (2, true), (3, true), (4, true), (5, true), (6, true), (7, false), (8, false)]
+    {
+        guard.insert("unrelated", &1_u32).await.unwrap();
+        client.execute("update products set category = category || 'x' where id = $1", &[&id]).await.unwrap();
+        read_all(&log, &client).await;
+        assert_eq!(is_gone(&guard, "unrelated").await, expected, "{id}");
+    }
+    guard.insert("unrelated", &1_u32).await.unwrap();
+    guard.insert("9", &1_u32).await.unwrap();
+    client.batch_execute("delete from products where id = 9").await.unwrap();
+    read_all(&log, &client).await;
+    assert_eq!((get(&guard, "unrelated").await, get(&guard, "9").await), (Some(1), None));
+
+    // Without a publication no row would ever come.
+    let lacking =
+        PostgresLog::builder(&guard, places.postgres.clone()).publication("shpo").rows(|_| LogMessage::new());
+    let report = lacking.build().unwrap().doctor().await.to_string();
+    assert!(report.contains("CREATE PUBLICATION shpo FOR TABLE"), "{report}");
+}
+
+/// Commits would wait for the reader, and the reader for the commits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_is_no_synchronous_standby() {
+    let servers = Servers::start();
+    let places = servers.places();
+    let guards = [places.guard()];
+    let log = places.log(&guards[0]);
+    let _reading = Reading(log.spawn());
+    change(&guards, &servers.postgres, "at first").await;
+    let client = servers.postgres.connect().await;
+    client.batch_execute("set synchronous_commit = local").await.unwrap();
+    client.execute("alter system set synchronous_standby_names = '*'", &[]).await.unwrap();
+    client.execute("select pg_reload_conf()", &[]).await.unwrap();
+    let is_standby = "select coalesce(bool_or(sync_priority > 0), false) from pg_stat_replication";
+    eventually("the reader is a standby", PATIENCE, async || {
+        client.query_one(is_standby, &[]).await.unwrap().get(0)
+    })
+    .await;
+    // A commit that waits for the reader ends when the reader gives up.
+    let writer = servers.postgres.connect().await;
+    let writing = tokio::spawn(async move { emit(&writer, LogMessage::new().key("waits")).await });
+    eventually("the reader gives up", PATIENCE, async || {
+        !client.query_one(is_standby, &[]).await.unwrap().get::<_, bool>(0)
+    })
+    .await;
+    client.execute("alter system set synchronous_standby_names = ''", &[]).await.unwrap();
+    client.execute("select pg_reload_conf()", &[]).await.unwrap();
+    writing.await.unwrap();
+    change(&guards, &servers.postgres, "afterwards").await;
+}
+
+/// What was written while there was no publication cannot be decoded.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publication_that_was_dropped_is_made_again_and_everything_invalidated() {
+    let servers = Servers::start();
+    let places = servers.places();
+    let guards = [places.guard()];
+    let reading = Reading(places.log(&guards[0]).spawn());
+    change(&guards, &servers.postgres, "at first").await;
+    drop(reading);
+    let client = servers.postgres.connect().await;
+    guards[0].insert("unrelated", &1_u32).await.unwrap();
+    client
+        .batch_execute(
+            "drop publication stampede_guard; create table others (id int); insert into others values (1)",
+        )
+        .await
+        .unwrap();
+    let _reading = Reading(places.log(&guards[0]).spawn());
+    change(&guards, &servers.postgres, "afterwards").await;
+    assert!(is_gone(&guards[0], "unrelated").await);
+}
+
+/// Two fleets that share a slot by mistake do not take the log from each other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_of_another_fleet_is_an_error() {
+    let servers = Servers::start();
+    let places = servers.places();
+    let guard = places.guard();
+    let log = places.log(&guard);
+    let _reading = Reading(log.spawn());
+    let client = servers.postgres.connect().await;
+    read_all(&log, &client).await;
+    let policy = Policy::builder().invalidate_all(true).build().unwrap();
+    let other =
+        StampedeGuard::builder(servers.redis.client()).namespace("other").policy(policy).build().unwrap();
+    let intruder = places.log(&other);
+    let _intruding = Reading(intruder.spawn());
+    let pid = async || {
+        let row = client
+            .query_one("select active_pid from pg_replication_slots where slot_name = 'stampede_guard'", &[])
+            .await;
+        row.unwrap().get::<_, Option<i32>>(0)
+    };
+    let before = pid().await;
+    assert!(before.is_some());
+    assert!(!intruder.wait_for(position(&client).await).await, "it is never the reader");
+    assert_eq!(pid().await, before);
+}
+
 /// Without the slot the commits in between are in no log that will be read.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failover_to_a_standby_without_the_slot_invalidates_everything() {
@@ -438,8 +573,8 @@ async fn a_failover_to_a_standby_without_the_slot_invalidates_everything() {
     assert!(is_gone(&guards[1], "unrelated").await, "a commit that named it may have been missed");
     let after = position(&standby.connect().await).await;
     assert_ne!(before, after);
-    eventually("positions of both timelines", PATIENCE, || log.has_passed(after)).await;
-    assert!(log.has_passed(before).await);
+    eventually("positions of both timelines", PATIENCE, || log.wait_for(after)).await;
+    assert!(log.wait_for(before).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -196,7 +196,11 @@ impl SimulatedSession {
 
 impl Session for SimulatedSession {
     fn position(&self, end: u64) -> Option<LogPosition> {
-        (end >= self.began).then(|| LogPosition::new(1, end))
+        (end >= self.began).then(|| LogPosition::new(ServerId::default(), end))
+    }
+
+    fn server(&self) -> ServerId {
+        ServerId::default()
     }
 
     fn kept(&mut self) -> Option<KeptLog> {
@@ -339,7 +343,7 @@ async fn run(seed: u64, plant: Plant) -> Result<(), String> {
             0..8 => world.write(&mut writers),
             8..15 => {
                 let (guard, key) = (processes[at].guard.clone(), world.rng.u64(0..KEYS));
-                let position = LogPosition::new(1, world.database.state().lsn);
+                let position = LogPosition::new(ServerId::default(), world.database.state().lsn);
                 let expected = world.database.committed(|commit| commit.is_visible)[&key];
                 let within = Duration::from_millis(world.rng.u64(0..3_000));
                 // A position that is passed; else what a plain caller is given is not checked here.
