@@ -5,6 +5,7 @@
 
 mod harness;
 mod reader;
+mod sql;
 mod support;
 
 use support::processes::Role;
