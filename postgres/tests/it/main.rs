@@ -3,6 +3,7 @@
 //! One binary, which is also the program of the child processes: see `support::processes`.
 #![allow(clippy::unwrap_used)] // In a test the panic is the report.
 
+mod bank;
 mod harness;
 mod reader;
 mod sql;
