@@ -7,6 +7,7 @@ mod bank;
 mod harness;
 mod reader;
 mod sql;
+mod sqlx;
 mod support;
 
 use support::processes::Role;
