@@ -124,7 +124,13 @@ fn built(name: &str) -> PathBuf {
     if profile.ends_with("release") {
         cargo.arg("--release");
     }
-    if cfg!(all(feature = "tls", feature = "axum", feature = "metrics")) {
+    // `http` is a feature of the package for Postgres as well, `axum` is not.
+    if cfg!(all(
+        feature = "tls",
+        feature = "http",
+        feature = "metrics",
+        any(feature = "axum", not(feature = "redis"))
+    )) {
         // As `make test` builds everything: with the features of other packages' dependencies, nothing is compiled a second time.
         cargo.args(["--workspace", "--all-features"]);
     } else if cfg!(feature = "axum") {

@@ -1,6 +1,5 @@
 //! What a log needs of its servers: the report says what is missing, and so do the errors of a reader.
 
-
 use stampede_guard::{MemoryStore, Policy, StampedeGuard};
 use stampede_guard_postgres::PostgresLog;
 

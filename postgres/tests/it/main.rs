@@ -3,10 +3,13 @@
 //! One binary, which is also the program of the child processes: see `support::processes`.
 #![allow(clippy::unwrap_used)] // In a test the panic is the report.
 
+mod bank;
 mod doctor;
 mod guide;
 mod harness;
 mod reader;
+mod sql;
+mod sqlx;
 mod stopped_readers;
 mod support;
 mod transactions;

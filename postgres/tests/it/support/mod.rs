@@ -1,6 +1,9 @@
 //! Helpers of these tests: a private Postgres, and what they share with the tests of the core crate, which is included by path.
 #![allow(dead_code)] // Each combination of features compiles other tests, which use other helpers.
 
+#[allow(unexpected_cfgs, reason = "the feature `axum` is one of the core crate")]
+#[path = "../../../../tests/support/example.rs"]
+pub(crate) mod example;
 #[path = "../../../../tests/support/gate.rs"]
 pub(crate) mod gate;
 #[path = "../../../../tests/support/os.rs"]
@@ -20,3 +23,8 @@ pub(crate) mod scratch;
 
 /// How long a test waits for something that must happen before it fails; as in the tests of the core crate.
 pub(crate) const PATIENCE: std::time::Duration = std::time::Duration::from_secs(90);
+
+/// The package whose examples are built.
+pub(crate) fn root() -> &'static std::path::Path {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+}
