@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)] // In a test the panic is the report.
 
 mod harness;
+#[cfg(feature = "metrics")]
+mod operations;
 mod reader;
 mod stopped_readers;
 mod support;
@@ -19,5 +21,8 @@ fn child_entry() {
 
 /// The roles of child processes: each module with process tests contributes its own.
 fn roles() -> Vec<Role> {
-    [harness::ROLES, reader::ROLES, stopped_readers::ROLES].concat()
+    let mut roles = [harness::ROLES, reader::ROLES, stopped_readers::ROLES].concat();
+    #[cfg(feature = "metrics")]
+    roles.extend(operations::ROLES);
+    roles
 }
