@@ -5,6 +5,8 @@
 
 mod harness;
 #[cfg(feature = "metrics")]
+mod metrics;
+#[cfg(feature = "metrics")]
 mod operations;
 mod reader;
 mod stopped_readers;
