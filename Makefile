@@ -11,7 +11,7 @@
 # instructions
 #        what single hits, misses and their controls take, by valgrind; a row that grows by over 3 % fails (scripts/instructions)
 # alerts-test
-#        a real Prometheus scrapes the lab's fleet: each alert of ops/ fires by a fault and ends after it; the dashboard has data
+#        a real Prometheus scrapes the lab's fleet and one with a Postgres: each alert of ops/ fires by a fault and ends after it; the dashboard has data
 # conformance, conformance-current, conformance-both
 #        the public tests of HTTP caches: their last release, their current state, and both at once (tests/conformance)
 # redis-6.2
@@ -148,7 +148,7 @@ conformance-both: redis node
 	node tests/conformance/run.mjs released current
 
 # Ten minutes; ALERTS='RedisDown Inbox' for some of the alerts.
-alerts-test: redis prometheus
+alerts-test: redis postgres prometheus
 	tests/ops/alerts.py $(ALERTS)
 
 sentinel: redis

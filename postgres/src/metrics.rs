@@ -5,7 +5,7 @@
 //! | `stampede_guard_log_commits_total` | counter | transactions that are final: no process serves what was there before. The label `within` is how long after its commit a transaction was: `10ms`, `100ms`, `2s` or `longer` |
 //! | `stampede_guard_log_final_seconds` | histogram | the same time, by the clock of the server and its distance from that of the reader |
 //! | `stampede_guard_log_reader` | gauge | 1 in the process that reads the log, 0 in the others. The sum of a fleet is 1 |
-//! | `stampede_guard_log_lag_bytes` | gauge | how much of the log the server keeps for the slot; by the reader |
+//! | `stampede_guard_log_lag_bytes` | gauge | how much of the log the server keeps for the slot; by the reader, 0 in the others |
 //! | `stampede_guard_log_left_bytes` | gauge | how much more it keeps before the slot is lost; by the reader, if `max_slot_wal_keep_size` is set |
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "there is no recorder"))]
@@ -92,6 +92,10 @@ impl Metrics {
         #[cfg(feature = "metrics")]
         metrics::gauge!("stampede_guard_log_reader", "slot" => self.slot.clone())
             .set(f64::from(u8::from(reads)));
+        if !reads {
+            // The next reader reports it. What this process saw last would stand beside that for ever.
+            self.keeps(0, None);
+        }
     }
 
     /// What the server keeps for the slot, and how much more it would.
@@ -113,6 +117,5 @@ pub(crate) struct ReaderGauge(Metrics);
 impl Drop for ReaderGauge {
     fn drop(&mut self) {
         self.0.set_reader(false);
-        self.0.keeps(0, None);
     }
 }

@@ -303,10 +303,12 @@ fn named(text: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Every metric is in docs/metrics.md, and the page lists no other.
+/// Every metric is in docs/metrics.md, and the page lists no other. Those of the log are of another package, which tests them.
 #[test]
 fn the_runbook_explains_each_metric() {
     let all: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     assert_eq!(all.len(), METRICS.len(), "a name is there twice");
-    assert_eq!(named(include_str!("../../docs/metrics.md")), all);
+    let mut explained = named(include_str!("../../docs/metrics.md"));
+    explained.retain(|name| !name.starts_with("stampede_guard_log_"));
+    assert_eq!(explained, all);
 }

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Proves the dashboard, the rules and the alerts of ops/ on a real Prometheus: `make alerts-test`.
 
-The lab's fleet is scraped each second. Each alert is made to fire by a fault and has to end after it; before the first fault none may
-fire. At the end each query of the dashboard must have had data, and the rules must have been evaluated without an error.
+The lab's fleet, and one that reads the log of a Postgres, are scraped each second. Each alert is made to fire by a fault and has to end
+after it; before the first fault none may fire. At the end each query of the dashboard must have had data, and the rules must have been
+evaluated without an error.
 
     tests/ops/alerts.py                     all of it: about ten minutes
     tests/ops/alerts.py RedisDown Inbox     the alerts whose names contain these words, without the dashboard
+    tests/ops/alerts.py Log                 those of the log, without the lab
 
 All times of the rules are divided by SCALE, so that an alert of minutes needs seconds; the rules are otherwise those of ops/.
-Needs `prometheus` and `promtool` (`make alerts-test` installs them), `redis-server`, and Python's standard library.
+Needs `prometheus` and `promtool` (`make alerts-test` installs them), `redis-server`, Postgres, and Python's standard library.
 """
 
 import json
@@ -54,7 +56,8 @@ class Process:
 
     def __init__(self, command, log, **kwargs):
         self.log = open(log, "w")
-        self.child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True, start_new_session=True, **kwargs)
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                      start_new_session=True, **kwargs)
         self.lines = []
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
@@ -104,7 +107,7 @@ def fetch(url, body=None, timeout=10):
         return error.code, json.loads(error.read() or b"{}")
 
 
-# The fleet
+# The fleets: each is a job of the Prometheus
 
 
 class Lab:
@@ -128,6 +131,12 @@ class Lab:
 
     def calm(self):
         self.control(**self.CALM)
+
+    def job(self):
+        return f'{{job_name: lab, http_sd_configs: [{{url: "{self.url}/targets", refresh_interval: 1s}}]}}'
+
+    def size(self):
+        return self.CALM["replicas"]
 
     def heal(self):
         """Takes back whatever fault there is."""
@@ -167,6 +176,54 @@ class Lab:
         return self.state()["replicas"]
 
 
+class Log:
+    """Two processes of which one reads the log of a Postgres, writers, and the servers: postgres/tests/it/operations.rs."""
+
+    def __init__(self, folder):
+        program = os.environ.get("LOG_FLEET") or build_log()
+        command = [program, "--ignored", "--exact", "operations::serves_the_test_of_the_alerts", "--nocapture"]
+        self.process = Process(command, os.path.join(folder, "log.log"), cwd=ROOT)
+        # The first line begins with libtest's "test .. ".
+        self.targets = until("the fleet of the log says its addresses", lambda: self.said("the log: "), 60).split()
+        self.faults = []
+
+    def said(self, words):
+        return next((line.split(words, 1)[1] for line in self.process.lines if words in line), None)
+
+    def job(self):
+        return f"{{job_name: log, static_configs: [{{targets: {json.dumps(self.targets)}}}]}}"
+
+    def size(self):
+        return len(self.targets)
+
+    def command(self, line, cure=None):
+        """A line that operations.rs knows; `cure` is the one that takes it back."""
+        before = self.process.lines.count(f"done: {line}")
+        if cure:
+            self.faults.append(cure)
+        elif line in self.faults:
+            self.faults.remove(line)
+        self.process.child.stdin.write(line + "\n")
+        self.process.child.stdin.flush()
+        until(f"the fleet of the log has done {line!r}", lambda: self.process.lines.count(f"done: {line}") > before, 60)
+
+    def heal(self):
+        """Takes back whatever fault there is."""
+        for cure in list(self.faults):
+            self.command(cure)
+
+    def is_well(self):
+        return self.process.child.poll() is None and not self.faults
+
+
+def build_log():
+    say("building the fleet of the log")
+    command = ["cargo", "test", "--quiet", "-p", "stampede-guard-postgres", "--features", "metrics", "--test", "postgres", "--no-run",
+               "--message-format", "json"]
+    built = map(json.loads, subprocess.check_output(command, cwd=ROOT).splitlines())
+    return next(message["executable"] for message in built if message.get("executable") and message["target"]["name"] == "postgres")
+
+
 def build():
     say("building the lab")
     subprocess.run(["cargo", "build", "--quiet", "--example", "lab", "--features", "metrics,axum"], cwd=ROOT, check=True)
@@ -190,14 +247,12 @@ def scaled(text):
 CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 900ms, evaluation_interval: 1s}}
 rule_files: [{rules}]
-scrape_configs:
-  - job_name: lab
-    http_sd_configs: [{{url: "{lab}/targets", refresh_interval: 1s}}]
+scrape_configs: [{jobs}]
 """
 
 
 class Prometheus:
-    def __init__(self, folder, lab):
+    def __init__(self, folder, fleets):
         rules = []
         for name in RULES:
             source = os.path.join(ROOT, "ops/prometheus", name)
@@ -207,7 +262,7 @@ class Prometheus:
                 copy.write(scaled(original.read()))
         config = os.path.join(folder, "prometheus.yml")
         with open(config, "w") as out:
-            out.write(CONFIG.format(rules=", ".join(rules), lab=lab.url))
+            out.write(CONFIG.format(rules=", ".join(rules), jobs=", ".join(fleet.job() for fleet in fleets)))
         subprocess.run(["promtool", "check", "config", config], check=True, stdout=subprocess.DEVNULL)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/api/v1"
@@ -362,11 +417,39 @@ FAULTS = {
 }
 
 
-def fires_and_ends(name, lab, prometheus):
+def log_unread(log, prometheus):
+    def is_read():
+        return prometheus.value("sum(stampede_guard_log_reader)") == 1
+
+    until("one of the processes reads", is_read)
+    log.command("stop postgres", cure="start postgres")
+    yield
+    log.command("start postgres")
+    until("one of the processes reads again", is_read)
+
+
+def log_lag(log, _):
+    log.command("open a transaction", cure="end the transaction")
+    yield
+    log.command("end the transaction")
+
+
+def log_late(log, _):
+    for _ in range(2):
+        log.command("wait for a standby", cure="wait for no standby")
+        time.sleep(3)
+        log.command("wait for no standby")
+    yield
+
+
+LOG_FAULTS = {"LogLate": log_late, "LogLag": log_lag, "LogUnread": log_unread}
+
+
+def fires_and_ends(name, fault, fleet, prometheus):
     """Makes the alert fire by its fault, takes the fault back, and waits until no alert fires."""
     until(f"no alert fires before the fault of {name}", lambda: not prometheus.firing(), PATIENCE)
     began = time.monotonic()
-    fault = FAULTS[name](lab, prometheus)
+    fault = fault(fleet, prometheus)
     goes_on = next(fault, None) == "again"
     until_fired = time.monotonic() + PATIENCE
     while name not in prometheus.firing():
@@ -382,7 +465,7 @@ def fires_and_ends(name, lab, prometheus):
     except StopIteration:
         pass
     healed = time.monotonic()
-    until("the fleet is well again", lab.is_well, 60)
+    until("the fleet is well again", fleet.is_well, 60)
     until(f"{name} ends after its fault", lambda: name not in prometheus.firing(), PATIENCE)
     beside = f"; beside it: {', '.join(also)}" if also else ""
     say(f"{name}: fires {fired:.0f} s after its fault began, ends {time.monotonic() - healed:.0f} s after its end{beside}")
@@ -426,8 +509,9 @@ def rules_are_sound(prometheus):
     if broken:
         raise Failed("rules that can not be evaluated:\n  " + "\n  ".join(broken))
     alerts = {rule["name"].removeprefix(PREFIX) for rule in rules if rule["type"] == "alerting"}
-    if alerts != set(FAULTS):
-        raise Failed(f"alerts without a fault, or faults without an alert: {sorted(alerts ^ set(FAULTS))}")
+    faults = FAULTS.keys() | LOG_FAULTS.keys()
+    if alerts != faults:
+        raise Failed(f"alerts without a fault, or faults without an alert: {sorted(alerts ^ faults)}")
     with open(os.path.join(ROOT, "docs/runbook.md")) as runbook:
         sections = set(re.findall(r"^## (\w+)$", runbook.read(), re.M))
     missing = [name for name in sorted(alerts) if PREFIX + name not in sections]
@@ -440,27 +524,32 @@ def run(folder, only):
     for program in ("prometheus", "promtool", "redis-server"):
         if not shutil.which(program):
             raise Failed(f"{program} is missing: run `make alerts-test`, or apt-get install -y prometheus redis-server")
-    selected = [name for name in FAULTS if not only or any(word in name for word in only)]
-    lab = Lab(folder)
+    subprocess.run(["promtool", "test", "rules", os.path.join(ROOT, "tests/ops/rules_test.yml")], check=True, stdout=subprocess.DEVNULL)
+    fleets, selected = [], []
     prometheus = None
     try:
-        say(f"the lab: {lab.url}")
-        prometheus = Prometheus(folder, lab)
-        until("all replicas are scraped", lambda: len(prometheus.healthy_targets()) == Lab.CALM["replicas"])
+        for kind, faults in ((Lab, FAULTS), (Log, LOG_FAULTS)):
+            names = [name for name in faults if not only or any(word in name for word in only)]
+            if names:
+                fleets.append(kind(folder))
+                selected += [(name, faults[name], fleets[-1]) for name in names]
+        say(f"fleets: {', '.join(fleet.job() for fleet in fleets)}")
+        prometheus = Prometheus(folder, fleets)
+        until("all replicas are scraped", lambda: len(prometheus.healthy_targets()) == sum(fleet.size() for fleet in fleets))
         # As long as the longest time of a rule.
         time.sleep(15)
         if prometheus.firing():
             raise Failed(f"alerts fire before any fault: {sorted(prometheus.firing())}")
         rules_are_sound(prometheus)
         failed = []
-        for name in selected:
+        for name, fault, fleet in selected:
             try:
-                fires_and_ends(name, lab, prometheus)
+                fires_and_ends(name, fault, fleet, prometheus)
             except Failed as error:
                 say(f"{name} FAILED: {error}")
                 failed.append(name)
-                lab.heal()
-                until("the fleet is well again", lab.is_well, 60)
+                fleet.heal()
+                until("the fleet is well again", fleet.is_well, 60)
         if not only:
             dashboard_has_data(prometheus)
         if failed:
@@ -468,7 +557,8 @@ def run(folder, only):
     finally:
         if prometheus:
             prometheus.process.end()
-        lab.process.end()
+        for fleet in fleets:
+            fleet.process.end()
 
 
 def main():

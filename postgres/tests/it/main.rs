@@ -7,6 +7,10 @@ mod bank;
 mod doctor;
 mod guide;
 mod harness;
+#[cfg(feature = "metrics")]
+mod metrics;
+#[cfg(feature = "metrics")]
+mod operations;
 mod reader;
 mod sql;
 mod sqlx;
@@ -24,5 +28,8 @@ fn child_entry() {
 
 /// The roles of child processes: each module with process tests contributes its own.
 fn roles() -> Vec<Role> {
-    [harness::ROLES, reader::ROLES, stopped_readers::ROLES].concat()
+    let mut roles = [harness::ROLES, reader::ROLES, stopped_readers::ROLES].concat();
+    #[cfg(feature = "metrics")]
+    roles.extend(operations::ROLES);
+    roles
 }
