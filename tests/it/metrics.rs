@@ -309,6 +309,6 @@ fn the_runbook_explains_each_metric() {
     let all: BTreeSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     assert_eq!(all.len(), METRICS.len(), "a name is there twice");
     let mut explained = named(include_str!("../../docs/metrics.md"));
-    explained.retain(|name| !name.starts_with("stampede_guard_log_"));
+    explained.retain(|name| !name.starts_with("stampede_guard_log_") && *name != "stampede_guard_postgres");
     assert_eq!(explained, all);
 }

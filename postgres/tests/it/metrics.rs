@@ -102,8 +102,12 @@ async fn without_a_bound_a_reader_records_how_much_the_server_keeps_and_nothing_
     assert_eq!(recorded.gauge(LAG), Some(0.0));
     postgres.start_again();
     eventually("it reads again", PATIENCE, async || recorded.gauge(READER) == Some(1.0)).await;
-    drop((guard, log));
+
+    // A task that is aborted, or panics, leaves no gauge behind.
     reading.abort();
+    assert!(reading.await.unwrap_err().is_cancelled());
+    assert_eq!((recorded.gauge(READER), recorded.gauge(LAG)), (Some(0.0), Some(0.0)));
+    drop((guard, log));
 }
 
 /// docs/metrics.md has each metric of the log and no other, with its labels.
