@@ -373,7 +373,11 @@ async fn restarts_of_postgres_and_redis_lose_no_commit() {
     servers.redis.kill();
     let client = servers.postgres.connect().await;
     emit(&client, LogMessage::new().key("redis")).await;
+    let position = position(&client).await;
     servers.redis.start_again();
+    let began = Instant::now();
+    eventually("the commit is final", PATIENCE, || log.wait_for(position)).await;
+    println!("from the start of Redis until a commit from before it is final: {:?}", began.elapsed());
     let took = change(&guards, &servers.postgres, "after redis").await;
     println!("after kill of Redis: {took:?}");
     assert!(took < AFTER_A_FAULT * 5, "{took:?}");
