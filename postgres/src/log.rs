@@ -13,7 +13,7 @@
 //! 5. *Nothing depends on there being one reader.* The mutex saves the others their attempts, and the server lets one connection read a slot.
 //!    Two that read at once would each invalidate all that they confirm.
 //! 6. *What was committed before a slot is in no log*, so a slot is made with a first message that invalidates everything
-//!    (`session::make_slot`). A slot that the server has lost is made anew. A position is reported only if that message is before it.
+//!    (`gate::Gate::make_slot`). A slot that the server has lost is made anew. A position is reported only if that message is before it.
 
 use std::time::Duration;
 

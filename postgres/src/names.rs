@@ -31,13 +31,11 @@ impl Names {
     }
 
     pub(crate) fn add(&mut self, other: Self) {
-        if self.all {
-            return;
-        }
+        self.all |= other.all;
         self.keys.extend(other.keys);
         self.tags.extend(other.tags);
         self.paths.extend(other.paths);
-        if other.all || self.len() > MOST {
+        if self.len() > MOST {
             *self = Self::all();
         }
     }
@@ -48,15 +46,14 @@ impl Names {
     ///
     /// Those of `Invalidation::send`.
     pub(crate) async fn invalidate(&self, guard: &StampedeGuard) -> Result<(), Error> {
-        if self.all {
-            return guard.invalidate_all().await;
-        }
         let invalidation = guard.invalidation().keys(self.keys.iter().cloned());
         let invalidation = self.tags.iter().cloned().fold(invalidation, |all, tag| all.tag(tag));
         match self.with_paths(invalidation) {
             Some(invalidation) => match invalidation.send().await {
                 // A text that is no path, or a policy without an authority: what it stands for is not known.
                 Err(error) if is_not_accepted(&error) => guard.invalidate_all().await,
+                // The names too: they may be of values under a policy that `invalidate_all` does not reach.
+                Ok(()) if self.all => guard.invalidate_all().await,
                 sent => sent,
             },
             None => guard.invalidate_all().await,

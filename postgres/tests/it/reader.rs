@@ -296,8 +296,16 @@ async fn read(child: Child) {
     let places: Places = child.config();
     let guard = places.guard();
     let reading = places.log(&guard).spawn();
+    // With a copy in memory, so that invalidations have to wait for this process.
+    guard.get_or_load("copy", || async { Ok::<_, String>(1_u32) }).await.unwrap();
     child.ready();
-    reading.await.unwrap();
+    let asking = async {
+        loop {
+            let _ = guard.get_or_load("copy", || async { Ok::<_, String>(1_u32) }).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! { () = asking => {}, ended = reading => ended.unwrap() }
 }
 
 /// Commits messages of the keys "0", "1", .. until it is killed, and reports each after its commit; so the last one may be committed and
@@ -314,9 +322,14 @@ async fn write(child: Child) {
     }
 }
 
-/// Stores the value of a key, commits a message that names it, and waits until no process serves it. Returns how long that took.
+/// Stores the value of a key, and makes its [`commit_change`].
 async fn change(guards: &[StampedeGuard], postgres: &PostgresServer, key: &str) -> Duration {
     eventually("the value is stored", PATIENCE, async || guards[0].insert(key, &1_u32).await.is_ok()).await;
+    commit_change(guards, postgres, key).await
+}
+
+/// Commits a message that names a key, and waits until no process serves its value. Returns how long that took.
+async fn commit_change(guards: &[StampedeGuard], postgres: &PostgresServer, key: &str) -> Duration {
     let client = postgres.connect().await;
     emit(&client, LogMessage::new().key(key)).await;
     let began = Instant::now();
@@ -336,8 +349,10 @@ async fn a_reader_that_is_killed_or_stopped_is_replaced() {
     change(&guards, &servers.postgres, "at first").await;
     let others = Fleet::spawn(2, "reader", &places);
     others.wait_ready().await;
+    // Stored before the fault: an insertion afterwards would itself wait for the dead process's copies.
+    guards[0].insert("killed", &1_u32).await.unwrap();
     first.member(0).kill();
-    let took = change(&guards, &servers.postgres, "killed").await;
+    let took = commit_change(&guards, &servers.postgres, "killed").await;
     assert!(took < AFTER_A_FAULT * 5, "{took:?}");
     println!("after kill -9 of the reader: {took:?}");
     for stopped in others.members() {
