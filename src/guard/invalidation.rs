@@ -340,13 +340,11 @@ impl Invalidation {
     /// ```
     pub fn begin(self) -> Result<PendingInvalidation, Error> {
         let invalidation = self.without_repetitions();
-        let mut names = Vec::new();
+        let mut targets = Vec::new();
         for (_, stored) in &invalidation.targets {
-            for target in stored.as_ref().map_err(Error::clone)? {
-                names.extend(target.with_reports(&invalidation.guard.state.namespace));
-            }
+            targets.extend(stored.as_ref().map_err(Error::clone)?);
         }
-        let _hidden = HiddenTargets::hide(&invalidation.guard, names);
+        let _hidden = HiddenTargets::hide(&invalidation.guard, &targets);
         Ok(PendingInvalidation { invalidation, _hidden })
     }
 
@@ -435,10 +433,15 @@ struct HiddenTargets {
 }
 
 impl HiddenTargets {
-    /// In the order of the invariants 4 and 5 of `guard_state::retained`: the names, the copies, the flights.
-    fn hide(guard: &StampedeGuard, targets: Vec<ChangeTarget>) -> Self {
+    /// In the order of the invariants 4 and 5 of `guard_state::retained`: the names, the copies, the flights. As in a change, the flights
+    /// of a resource's reports are detached with those of the resource, not by their tag, which would detach all flights.
+    fn hide(guard: &StampedeGuard, targets: &[&ChangeTarget]) -> Self {
         let state = Arc::clone(guard.parts().0);
-        let names: Vec<_> = targets.iter().map(ChangeTarget::name).collect();
+        let names: Vec<_> = targets
+            .iter()
+            .flat_map(|target| target.with_reports(&state.namespace))
+            .map(|it| it.name())
+            .collect();
         state.retained.hide(&names);
         names.iter().for_each(|name| state.local.forget(name));
         targets.iter().for_each(|target| detach_flights(&state, target));

@@ -138,6 +138,37 @@ async fn a_load_that_began_before_send_is_not_joined_after_it() {
     );
 }
 
+/// A resource of HTTP has a tag for the responses to requests with reports of proxies. Other keys are not concerned.
+#[cfg(feature = "http")]
+#[tokio::test(start_paused = true)]
+async fn loads_of_other_keys_are_joined_while_a_path_is_pending() {
+    let http = stampede_guard::http::HttpPolicy::default().authority("shop.example");
+    let two = stored(Policy::builder().http(http)).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let call = || {
+        let (guard, gate, loads) = (two.cut.clone(), gate.clone(), loads.clone());
+        tokio::spawn(async move {
+            let load = move || async move {
+                let _running = loads.start();
+                gate.pass().await;
+                Ok::<_, String>(1_u32)
+            };
+            guard.get_or_load("another", load).await
+        })
+    };
+    let first = call();
+    loads.reach(1).await;
+    let change = two.cut.invalidation().path("/product/7").begin().expect("a path");
+    let second = call();
+    sleep(Duration::from_millis(1)).await;
+    gate.open();
+    for caller in [first, second] {
+        assert_eq!(caller.await.expect("no panic").expect("loaded"), 1);
+    }
+    assert_eq!(loads.started(), 1);
+    change.withdraw();
+}
+
 /// Two transactions that change one key: the first one's end does not show it.
 #[tokio::test(start_paused = true)]
 async fn a_name_is_hidden_until_the_last_of_them_ends() {
