@@ -107,7 +107,7 @@ async fn look_at_publication(
     add: &mut impl FnMut(bool, String),
 ) -> Result<(), LogError> {
     let name = &source.publication;
-    if !gate.text(&format!("select 1 from pg_publication where pubname = '{name}'")).await?.is_empty() {
+    if gate.has_publication(name).await? {
         add(false, format!("the publication {name} is there"));
     } else if source.rows.is_some() {
         add(true, LogError::new(ErrorKind::NoPublication(name.clone())).to_string());

@@ -154,11 +154,16 @@ impl Gate {
         }
     }
 
+    pub(crate) async fn has_publication(&mut self, name: &str) -> Result<bool, LogError> {
+        let sql = format!("select 1 from pg_publication where pubname = '{name}'");
+        Ok(!self.text(&sql).await?.is_empty())
+    }
+
     /// Makes the publication if it is not there; messages need none of its tables. Returns whether it was there: what was written before it
     /// cannot be decoded.
     async fn make_publication(&mut self) -> Result<bool, LogError> {
         let name = self.source.publication.clone();
-        if !self.text(&format!("select 1 from pg_publication where pubname = '{name}'")).await?.is_empty() {
+        if self.has_publication(&name).await? {
             return Ok(true);
         }
         if self.source.rows.is_some() {

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 /// A position in the log of a Postgres database: the identifier and the timeline of its server, and the LSN.
 ///
-/// Its text, such as `7713994556957654056/00000001/0/16B3748`, may be carried between services, in a header or a cookie. Whoever can choose
-/// it can have a read wait, and load beside the cache.
+/// Its text, such as `7713994556957654056/00000001/0/16B3748`, may be carried between services, in a header or a cookie. A client
+/// that can choose it can have a read wait, and load beside the cache.
 ///
 /// # Examples
 ///

@@ -10,7 +10,6 @@ use bytes::Bytes;
 use pg_walstream::{
     LogicalReplicationMessage, LogicalReplicationParser, RelationInfo, ReplicationState, TupleData,
 };
-
 use tokio::time::Instant;
 
 use crate::error::{ErrorKind, LogError};

@@ -237,7 +237,7 @@ async fn a_read_after_a_position_is_given_nothing_older_than_its_commits() {
             || logs[0].stats().within_10_ms >= 1
     );
 
-    // Nobody reads: the value comes from the database, beside the cache.
+    // No process reads: the value comes from the database, beside the cache.
     drop(_reading);
     client.execute("update accounts set cents = 99", &[]).await.unwrap();
     emit(&client, message()).await;
@@ -398,7 +398,7 @@ async fn restarts_of_postgres_and_redis_lose_no_commit() {
     assert!(took < AFTER_A_FAULT * 5, "{took:?}");
 }
 
-/// The writer dies right after a COMMIT of which nobody hears.
+/// The writer dies right after a COMMIT, before it reports it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_writer_that_is_killed_after_its_commit_leaves_nothing_stale() {
     let servers = Servers::start();
