@@ -39,23 +39,25 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Joins `namespace`, which is already escaped by [`escape_namespace`], and `key`.
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let text = key.as_str();
-        let joined = Self::joined([namespace, text].into_iter());
-        joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{text}")))
+        let joined = Self::joined([namespace.as_bytes(), key.as_bytes()].into_iter());
+        joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.as_str())))
     }
 
     /// The key of these escaped parts; `None` if its name would be too long. Every request calls this, so it joins the parts on the stack
     /// and allocates only once.
-    fn joined<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
+    fn joined<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Option<Self> {
+        // `from_utf8` takes aligned text word by word.
+        #[repr(align(16))]
+        struct Aligned([u8; LONGEST_NAME + 1]);
         // A separator follows each part. The last one is cut off below.
-        let (mut text, mut length) = ([0; LONGEST_NAME + 1], 0);
+        let (mut text, mut length) = (Aligned([0; LONGEST_NAME + 1]), 0);
         for part in parts {
             let end = length + part.len();
-            text.get_mut(length..end)?.copy_from_slice(part.as_bytes());
-            *text.get_mut(end)? = b':';
+            text.0.get_mut(length..end)?.copy_from_slice(part);
+            *text.0.get_mut(end)? = b':';
             length = end + 1;
         }
-        std::str::from_utf8(text.get(..length.checked_sub(1)?)?).ok().map(Self::of_name)
+        std::str::from_utf8(text.0.get(..length.checked_sub(1)?)?).ok().map(Self::of_name)
     }
 
     /// The key with this [`name`](Self::name), which must not end in a digest.
@@ -127,7 +129,7 @@ const REPORT: &str = "~f";
 impl Key {
     /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without building that intermediate key.
     pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
-        let joined = || Self::joined([namespace, head].into_iter().chain(parts.iter().copied()));
+        let joined = || Self::joined([namespace, head].iter().chain(parts).map(|part| part.as_bytes()));
         let plain = parts.iter().all(|part| stands_for_itself(part));
         let joined = plain.then(joined).flatten();
         joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
@@ -217,6 +219,10 @@ impl Key {
     }
 
     fn resource_of_report(&self) -> Option<&str> {
+        // Most keys have no suffix, which is found out faster by bytes.
+        if !self.full().as_bytes().contains(&b'~') {
+            return None;
+        }
         // No part of a key contains a `~`, and the suffix of a report precedes all other suffixes.
         let (resource, suffix) = self.full().split_at(self.full().find('~')?);
         suffix.starts_with(REPORT).then_some(resource)
