@@ -2,6 +2,7 @@
 //! and the pauses between attempts at an operation that fails.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -12,6 +13,13 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::sync::{lock, until};
+
+/// Boxes the future that `make` returns. Unlike `Box::pin(make())`, which makes the future and then moves it, this takes the memory
+/// first, so that the compiler makes the future there: the futures of loads have kilobytes.
+#[inline]
+pub(crate) fn boxed_in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+    Box::into_pin(Box::write(Box::new_uninit(), make()))
+}
 
 /// A count that can be awaited until it is zero.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@
 //!
 //! [`warn_of_body`] warns the operator if a layer outside the guard hides where request bodies end.
 
-use std::future::{poll_fn, ready};
+use std::future::ready;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::sync::LazyLock;
@@ -18,6 +18,7 @@ use std::task::{Context, Poll};
 
 use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Response, StatusCode};
+use pin_project_lite::pin_project;
 
 use super::answer::{
     CacheStatus, Replay, ResponseReader, StoredAnswer, VariantSlot, failed_answer, set_forwarded_status,
@@ -44,6 +45,7 @@ use crate::policy::OnStoreDown;
 use crate::read_through::call::{Call, LookUpState};
 use crate::read_through::look_up::{Lookup, hit_at_once_by_key, look, peek};
 use crate::store::StoreError;
+use crate::task::boxed_in_place;
 
 /// How one request continues after step 1.
 pub(super) enum Exchange {
@@ -146,14 +148,10 @@ impl Exchange {
     ) -> BoxFuture<ClientAnswer> {
         match self {
             Self::Hit(response) => Box::pin(ready(Ok(response))),
-            Self::LookUp(look_up) => Box::pin(async move {
+            Self::LookUp(look_up) => boxed_in_place(|| async move {
                 // The outcome of the look-up is moved before the next `await`, so the future has no room for it.
                 let answer = {
-                    let found = {
-                        let run = look_up.run(&head);
-                        let (poll, mut future) = (run.poll, pin!(run.future));
-                        poll_fn(|cx| poll(future.as_mut(), cx)).await
-                    };
+                    let found = pin!(look_up.run(&head)).await;
                     match found {
                         ControlFlow::Break(response) => return Ok(response),
                         ControlFlow::Continue(found) => {
@@ -189,11 +187,24 @@ fn follow_search(
     search
 }
 
-/// A future and its `poll` function. Because this crate names the function, it is compiled once, here; an `await` in the generic caller
-/// would compile it for each inner service.
-struct PrecompiledFuture<F: Future> {
-    future: F,
-    poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
+pin_project! {
+    /// A future and its `poll` function. Because this crate names the function, it is compiled once, here; an `await` of the future itself
+    /// in the generic caller would compile it for each inner service.
+    struct PrecompiledFuture<F: Future> {
+        #[pin]
+        future: F,
+        poll: fn(Pin<&mut F>, &mut Context<'_>) -> Poll<F::Output>,
+    }
+}
+
+impl<F: Future> Future for PrecompiledFuture<F> {
+    type Output = F::Output;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        (this.poll)(this.future, cx)
+    }
 }
 
 /// The answer to a request with credentials, which no cache on the way may share by the handler's terms.
@@ -257,7 +268,7 @@ impl LookUp {
                 status: CacheStatus::hit,
             };
             if self.may_load {
-                return self.after_look(look(call, &wants).await);
+                return self.after_look(pin!(look(call, &wants)).await);
             }
             let mut slot: Option<Box<VariantSlot>> = None;
             loop {
@@ -351,7 +362,7 @@ impl LookUp {
         if !matches!(found, Unanswered::Nested) {
             guard.parts().1.http.requests.rewrite_query(&mut request.head);
         }
-        Box::pin(async move {
+        boxed_in_place(|| async move {
             let answer = match found {
                 Unanswered::Audit(response) => {
                     request.audit(guard, key);

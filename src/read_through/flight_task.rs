@@ -38,6 +38,7 @@ use crate::observe::{Count, FlightId};
 use crate::policy::{Budget, LoadLimitSettings, OnStoreDown, Policy};
 use crate::store::load_limit::LoadEnd;
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
+use crate::task::boxed_in_place;
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
 
@@ -49,7 +50,7 @@ impl FlightTask {
     /// Spawns the flight's task. All waiters are answered when it ends, even if its runtime drops it.
     pub(crate) fn start(self) {
         // Boxed before it is given to the runtime, which moves it several times: the future of a flight has tens of kilobytes.
-        tokio::spawn(Box::pin(self.task()));
+        tokio::spawn(boxed_in_place(|| self.task()));
     }
 
     /// The flight's task. It is counted as running from this call on.
@@ -420,8 +421,11 @@ impl FlightTask {
         let delivery = Delivery::to_waiters(self.leader.flight(), self.waits_for);
         let input = LoadInput { mode, previous, deadline: end, lost, delivery };
         let (slot, permit) = (self.state.store.store_id(), permit.map(|permit| permit.id.clone()));
-        let load = LoadScope::scope(slot, &self.flight.key, permit, within, async move { run(input).await });
-        let mut load = AbortOnDrop(tokio::spawn(Box::pin(load.instrument(load_span))));
+        let load = boxed_in_place(|| {
+            let load = async move { run(input).await };
+            LoadScope::scope(slot, &self.flight.key, permit, within, load).instrument(load_span)
+        });
+        let mut load = AbortOnDrop(tokio::spawn(load));
         let (loaded, took) =
             observe::timed(&self.policy.counters, self.renewing(lease, end, &losing, &mut load.0)).await;
         match loaded {
