@@ -56,7 +56,7 @@ pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Look
         ControlFlow::Continue(caller) => caller,
         ControlFlow::Break(lookup) => return lookup,
     };
-    let read = caller.read().await;
+    let read = caller.read(false).await;
     caller.after_read(read, reader)
 }
 
@@ -94,7 +94,7 @@ pub(crate) async fn look_past(call: Call<'_>) -> Result<CallState<'_>, Failure> 
     if state.is_closed() {
         return Ok(caller);
     }
-    match caller.read().await {
+    match caller.read(false).await {
         ReadResult::Failed(error) if policy.on_store_down == OnStoreDown::FailClosed => {
             return Err(Failure::Guard(Error::store("looking up the entry", key, error)));
         }
@@ -172,6 +172,11 @@ impl<'a> CallState<'a> {
 
     fn decide<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
         let Call { state, policy, key } = self.call;
+        // Most reads find a value to serve. It is opened before the entry, which is large, is moved.
+        let served = self.serve(&read, reader);
+        if let Some((value, stale, false)) = served {
+            return Lookup::Hit { value, stale, refresh: None };
+        }
         let found = match read {
             ReadResult::Found(found) => found,
             ReadResult::Failed(error) if policy.on_store_down == OnStoreDown::FailClosed => {
@@ -185,29 +190,31 @@ impl<'a> CallState<'a> {
             self.rejected = Some(found.into());
             return self.missed(LookUpState::Answered);
         };
-        let (now, shared) = (self.now(), found.shared.as_ref());
-        let freshness = reader.serves(entry, now, shared);
-        if freshness.is_at_once() {
-            let stale = freshness != Freshness::Fresh;
-            if let Some(value) = reader.open(entry, now, shared) {
-                let refresh = self.is_refresh_due(freshness, entry, now).then(|| {
-                    (self.look_up, self.rejected) = (LookUpState::Answered, Some(found.into()));
-                    Box::new(self)
-                });
-                return Lookup::Hit { value, stale, refresh };
-            }
+        if let Some((value, stale, _)) = served {
+            (self.look_up, self.rejected) = (LookUpState::Answered, Some(found.into()));
+            return Lookup::Hit { value, stale, refresh: Some(Box::new(self)) };
         }
+        let now = self.now();
         if entry.kind == EntryKind::Marker && entry.is_fresh(now) {
             (self.look_up, self.mode, self.rejected) =
                 (LookUpState::Answered, LoadMode::Probe, Some(found.into()));
             return Lookup::Miss(self);
         }
-        if freshness.is_at_once() {
+        if reader.serves(entry, now, found.shared.as_ref()).is_at_once() {
             state.unreadable(key, &Unreadable::OtherType);
         }
         self.rejected = Some(found.into());
         self.mode = self.mode_to_join(|entry| reader.leads_others(entry));
         self.missed(LookUpState::Answered)
+    }
+
+    /// The value of this read, if it may be served at once; whether it is stale, and whether a load in the background is due.
+    fn serve<R: EntryReader>(&self, read: &ReadResult, reader: &R) -> Option<(R::Value, bool, bool)> {
+        let ReadResult::Found(found) = read else { return None };
+        let (entry, now, shared) = (found.content.as_ref().ok()?, self.now(), found.shared.as_ref());
+        let freshness = Some(reader.serves(entry, now, shared)).filter(|freshness| freshness.is_at_once())?;
+        let value = reader.open(entry, now, shared)?;
+        Some((value, freshness != Freshness::Fresh, self.is_refresh_due(freshness, entry, now)))
     }
 
     fn missed<V>(mut self, look_up: LookUpState) -> Lookup<'a, V> {

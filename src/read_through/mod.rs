@@ -33,6 +33,8 @@ pub(crate) mod outside;
 pub(crate) mod permits;
 pub(crate) mod read;
 
+use std::pin::pin;
+
 use call::{Call, LookUpState, passes_by};
 use look_up::{Lookup, look, look_past};
 use miss::MissOutcome;
@@ -57,7 +59,7 @@ pub(crate) async fn answer<T, E: Send + Sync + 'static, R: EntryReader>(
     own: impl FnOnce(T, Option<&Entry>) -> R::Value,
 ) -> (Outcome, Result<R::Value, LoadError<E>>) {
     // 2 look up
-    let lookup = if passes_by(call.state, call.policy) { None } else { Some(look(call, reader).await) };
+    let lookup = if passes_by(call.state, call.policy) { None } else { Some(pin!(look(call, reader)).await) };
     answer_lookup(call, lookup, (reader, audits), loader, own).await
 }
 
@@ -69,34 +71,43 @@ pub(crate) async fn answer_lookup<T, E: Send + Sync + 'static, R: EntryReader>(
     loader: impl FnOnce(OwnResult<T, E>) -> Loader,
     own: impl FnOnce(T, Option<&Entry>) -> R::Value,
 ) -> (Outcome, Result<R::Value, LoadError<E>>) {
-    let (sender, mut answer) = OwnAnswer::at_the_end();
+    // A hit needs none of them.
+    let with_answer = || {
+        let (sender, answer) = OwnAnswer::at_the_end();
+        (loader(sender), answer)
+    };
     let audit = || audits.then(|| Audit::begin(call)).flatten();
     let (outcome, result) = match lookup {
         None if call.policy.shadow => {
-            let failure = shadow(call, loader(sender)).await;
+            let (loader, mut answer) = with_answer();
+            let failure = shadow(call, loader).await;
             let result = answer.take().unwrap_or_else(|| Err(call.load_error(failure)));
             return (Outcome::Bypassed, result.map(|value| own(value, None)));
         }
-        None => call.conclude(MissOutcome::Alone(loader(sender)), answer, own).await,
+        None => {
+            let (loader, answer) = with_answer();
+            call.conclude(MissOutcome::Alone(loader), answer, own).await
+        }
         // 8: the caller has its value. Its loader is used for a load in the background, whose result no caller takes.
         Some(Lookup::LocalHit(value)) => {
             if let Some(audit) = audit() {
-                audit.of_loader(loader(sender));
+                audit.of_loader(with_answer().0);
             }
             (Outcome::LocalHit, Ok(value))
         }
         Some(Lookup::Hit { value, stale, refresh }) => {
             if let Some(caller) = refresh {
-                caller.refresh(loader(sender), !stale);
+                caller.refresh(with_answer().0, !stale);
             } else if !stale && let Some(audit) = audit() {
-                audit.of_loader(loader(sender));
+                audit.of_loader(with_answer().0);
             }
             (if stale { Outcome::Stale } else { Outcome::Hit }, Ok(value))
         }
         Some(Lookup::Failed(failure)) => (Outcome::Failed, Err(call.load_error(failure))),
         // 3 join, 4 lease, 5 wait, 6 load, 7 commit: the last four in the task of the flight.
         Some(Lookup::Miss(caller)) => {
-            let loaded = caller.load(reader, loader(sender), &mut answer).await;
+            let (loader, mut answer) = with_answer();
+            let loaded = caller.load(reader, loader, &mut answer).await;
             call.conclude(loaded, answer, own).await
         }
     };

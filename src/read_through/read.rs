@@ -5,6 +5,7 @@
 //! A read also checks whether the entry, or one of its tags, was invalidated since the entry was loaded.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,16 +42,10 @@ fn runtime() -> Option<Id> {
 }
 
 impl<'a> CallState<'a> {
-    /// Reads for a caller that needs no read if there is a flight to join.
-    pub(super) async fn read(&mut self) -> ReadResult {
-        let (read, solo_read) = self.read_past(false).await;
-        self.solo_read = solo_read;
-        read
-    }
-
     /// Reads for a caller that needs the stored entry even during a load.
     pub(super) async fn read_anyway(&mut self) -> ReadResult {
-        let (read, _solo_read) = self.read_past(true).await;
+        let read = self.read(true).await;
+        self.solo_read = None;
         match (read, self.budget.next()) {
             // The task that reads for the queue skipped the read, because its callers join a flight.
             (ReadResult::Skipped, Some(within)) => {
@@ -70,30 +65,34 @@ impl<'a> CallState<'a> {
         turn
     }
 
-    /// Reads the entry. Callers that look up a key at the same moment share a read. With `flights`, a shared read is made even if there is
-    /// a flight to join.
-    async fn read_past(&mut self, flights: bool) -> (ReadResult, Option<SoloRead<'a>>) {
+    /// Reads the entry. Callers that look up a key at the same moment share a read. With `past_flights`, a shared read is made even if there
+    /// is a flight to join.
+    pub(super) async fn read(&mut self, past_flights: bool) -> ReadResult {
         let Call { state, policy, .. } = self.call;
         let Some(within) = self.budget.next() else {
-            return (ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut)), None);
+            return ReadResult::Failed(StoreError::new(StoreErrorKind::TimedOut));
         };
         let tags = self.call.tag_keys();
         let entry_read = EntryRead::of(self.call, &tags, within);
         if state.store.answers_at_once() {
             // The read does not suspend, so a task that only reads would never let other tasks run without this.
             consume_budget().await;
-            return (entry_read.read().await, None);
+            return entry_read.read().await;
         }
-        let (queued, is_elsewhere) = match entry_read.enter(flights) {
+        let (queued, is_elsewhere) = match entry_read.enter(past_flights) {
             Ok(solo_read) => {
                 let at_once = state.turns.look_up_at_once();
                 let _turn = match at_once {
                     Some(_) => None,
                     None => Box::pin(self.look_up_turn()).await,
                 };
-                let read = entry_read.read().await;
+                // Not by `read`: its future would be one more to poll and to move for each hit.
+                let mut ticket = entry_read.ticket();
+                let read = entry_read.read_checked(&mut ticket).await;
+                let read = entry_read.found(read, ticket);
                 drop(at_once);
-                return (read, Some(solo_read));
+                self.solo_read = Some(solo_read);
+                return read;
             }
             Err(queued) => queued,
         };
@@ -105,7 +104,7 @@ impl<'a> CallState<'a> {
             || is_elsewhere
         {
             let most = self.budget.left();
-            Box::pin(entry_read.wait_for_reader(queued, is_elsewhere, flights, most)).await
+            Box::pin(entry_read.wait_for_reader(queued, is_elsewhere, past_flights, most)).await
         } else {
             queued.await
         };
@@ -113,9 +112,9 @@ impl<'a> CallState<'a> {
         match &read {
             // The shared read did not check all tags of this caller's policy.
             ReadResult::Found(found) if !tags.iter().all(|tag| found.checked.contains(tag)) => {
-                (Box::pin(entry_read.read()).await, None)
+                Box::pin(entry_read.read()).await
             }
-            _ => (read.map(Found::Shared), None),
+            _ => read.map(Found::Shared),
         }
     }
 }
@@ -197,10 +196,17 @@ impl<'a, 't> EntryRead<'a, 't> {
     /// Reads the entry, and in the same round trip the ids of the tags that it must have. Keeps a local copy of a fresh value if the
     /// policy has copies.
     async fn read(self) -> ReadResult {
-        if self.keeps {
-            return Box::pin(self.read_shared()).await.map(Found::Shared);
+        let mut ticket = self.ticket();
+        let read = self.read_checked(&mut ticket).await;
+        self.found(read, ticket)
+    }
+
+    /// The result of a read for one caller. If there is a ticket, keeps a local copy under it.
+    fn found(self, read: StoreResult<Option<Content>>, ticket: Option<Ticket>) -> ReadResult {
+        match ticket {
+            None => read_result(self.state, read).map(Found::Own),
+            ticket => self.shared(read, ticket).map(Found::Shared),
         }
-        read_result(self.state, self.read_checked(&mut None).await).map(Found::Own)
     }
 
     /// Like [`read`](Self::read), for callers that share the read.
@@ -245,7 +251,10 @@ impl<'a, 't> EntryRead<'a, 't> {
                 (entry.pop().flatten(), ids)
             }
         };
-        self.checked(raw, (tags, &ids), servable, ticket).await
+        match self.before_check(raw, servable) {
+            ControlFlow::Break(content) => Ok(content),
+            ControlFlow::Continue(entry) => Box::pin(self.check(entry, (tags, &ids), ticket)).await.map(Some),
+        }
     }
 
     /// As [`read_checked`](Self::read_checked). Also reads the ids of these tags, which the entry probably has, in the same round trip.
@@ -260,7 +269,7 @@ impl<'a, 't> EntryRead<'a, 't> {
         self.checked(entry.pop().flatten(), (&all, &ids), servable, ticket).await
     }
 
-    /// The second half of [`read_checked`](Self::read_checked): checks the bytes of a read. `ids` are tags and their ids, from the same
+    /// The second half of [`read_with`](Self::read_with): checks the bytes of a read. `ids` are tags and their ids, from the same
     /// read, the tags that the entry must have first; `servable` was computed before the read was sent.
     async fn checked(
         self,
@@ -269,13 +278,22 @@ impl<'a, 't> EntryRead<'a, 't> {
         servable: Servable,
         ticket: &mut Option<Ticket>,
     ) -> StoreResult<Option<Content>> {
-        let Some(raw) = raw else { return Ok(None) };
+        match self.before_check(raw, servable) {
+            ControlFlow::Break(content) => Ok(content),
+            ControlFlow::Continue(entry) => self.check(entry, ids, ticket).await.map(Some),
+        }
+    }
+
+    /// The part of [`checked`](Self::checked) that needs no tags: `Continue` with an entry whose tags are to be checked.
+    #[inline]
+    fn before_check(self, raw: Option<Bytes>, servable: Servable) -> ControlFlow<Option<Content>, Entry> {
+        let Some(raw) = raw else { return ControlFlow::Break(None) };
         match self.decode(raw) {
             Ok(entry) if !self.state.retained.may_serve(servable, &entry) => {
-                Ok(Some(Err(entry.encode(self.key))))
+                ControlFlow::Break(Some(Err(entry.encode(self.key))))
             }
-            Ok(entry) if self.has_tags(&entry) => Box::pin(self.check(entry, ids, ticket)).await.map(Some),
-            content => Ok(Some(content)),
+            Ok(entry) if self.has_tags(&entry) => ControlFlow::Continue(entry),
+            content => ControlFlow::Break(Some(content)),
         }
     }
 
