@@ -23,7 +23,7 @@ use crate::flight::waiter::Flight;
 use crate::key::Key;
 use crate::observe::{FlightId, panic_text};
 use crate::store::load_limit::LoadEnd;
-use crate::task::boxed_in_place;
+use crate::task::box_future;
 use crate::value::FlightOutcome;
 use crate::value::entry::{Encoding, Entry, Lifetimes, Packed, Unstored};
 
@@ -291,7 +291,7 @@ impl Loader {
         Fut: Future<Output = LoadOutput> + Send + 'static,
     {
         Self {
-            run: Box::new(move |input| boxed_in_place(|| run(input))),
+            run: Box::new(move |input| box_future(|| run(input))),
             span: tracing::Span::current(),
             within: LoadScope::current(),
             came: CallerOrder::now(),

@@ -17,7 +17,7 @@ use crate::sync::{lock, until};
 /// Boxes the future that `make` returns. Unlike `Box::pin(make())`, which makes the future and then moves it, this takes the memory
 /// first, so that the compiler makes the future there: the futures of loads have kilobytes.
 #[inline]
-pub(crate) fn boxed_in_place<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
+pub(crate) fn box_future<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     Box::into_pin(Box::write(Box::new_uninit(), make()))
 }
 

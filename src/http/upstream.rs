@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::inner_body::{BoxError, RequestBody, UpstreamBody, empty, make_body, read_as_upstream};
 use crate::http_rules::cache_terms::CacheTerms;
 use crate::http_rules::groups::TagHeaders;
-use crate::task::boxed_in_place;
+use crate::task::box_future;
 
 /// Boxed, because an `async` block has no name; the type around it is opaque so that this can change.
 pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -100,7 +100,7 @@ where
     fn call(self: Box<Self>, head: RequestHead) -> BoxFuture<UpstreamResponse> {
         let Self { mut service, body, tag_headers } = *self;
         let response = service.call(head.map(|()| body));
-        boxed_in_place(|| async move {
+        box_future(|| async move {
             let response = response.await;
             // Keep this handle until the response is there: dropping the last handle of a service may end its worker.
             drop(service);

@@ -45,22 +45,22 @@ impl SearchRule {
 
     /// The rule that a field with this value states (section 5.1).
     pub(crate) fn parse(field: &[u8]) -> Option<Self> {
-        let mut members = Members::default();
+        let mut members = NoVarySearch::default();
         if field.len() > LONGEST {
             return None;
         }
         Parser::new(field).parse_dictionary_with_visitor(&mut members).ok()?;
-        let Members { key_order, params, except } = members;
+        let NoVarySearch { key_order, params, except } = members;
         let ignores_order = match key_order {
-            Member::Absent => false,
-            Member::Item(item) => item.as_boolean()?,
-            Member::List(_) => return None,
+            SearchMember::Absent => false,
+            SearchMember::Item(item) => item.as_boolean()?,
+            SearchMember::List(_) => return None,
         };
         let (names, is_except) = match (params, except) {
             // By the steps of section 5.1 `key-order` alone would have no effect. By its examples, and section 6.1, it has one.
-            (Member::Absent, Member::Absent) => (Vec::new(), false),
-            (params, Member::Absent) => (params.names()?, false),
-            (Member::Absent, except) => (except.names()?, true),
+            (SearchMember::Absent, SearchMember::Absent) => (Vec::new(), false),
+            (params, SearchMember::Absent) => (params.names()?, false),
+            (SearchMember::Absent, except) => (except.names()?, true),
             _ => return None,
         };
         let has_effect = is_except || ignores_order || !names.is_empty();
@@ -169,7 +169,7 @@ impl RewrittenSearch {
 
 /// A member of the field.
 #[derive(Debug, Default)]
-enum Member {
+enum SearchMember {
     #[default]
     Absent,
     Item(BareItem),
@@ -177,7 +177,7 @@ enum Member {
     List(Vec<Option<String>>),
 }
 
-impl Member {
+impl SearchMember {
     /// The names in a list of strings (section 5.3); `None` for any other member.
     fn names(self) -> Option<Vec<String>> {
         let Self::List(items) = self else { return None };
@@ -187,13 +187,13 @@ impl Member {
 
 /// The members that have a meaning. Others are ignored (section 4).
 #[derive(Debug, Default)]
-struct Members {
-    key_order: Member,
-    params: Member,
-    except: Member,
+struct NoVarySearch {
+    key_order: SearchMember,
+    params: SearchMember,
+    except: SearchMember,
 }
 
-impl<'de> DictionaryVisitor<'de> for &mut Members {
+impl<'de> DictionaryVisitor<'de> for &mut NoVarySearch {
     type Out = ();
     type Error = Infallible;
 
@@ -204,7 +204,7 @@ impl<'de> DictionaryVisitor<'de> for &mut Members {
             "except" => Some(&mut self.except),
             _ => None,
         };
-        Ok(member.map(MemberVisitor))
+        Ok(member.map(SearchMemberVisitor))
     }
 
     fn finish(self) -> Result<(), Infallible> {
@@ -212,30 +212,30 @@ impl<'de> DictionaryVisitor<'de> for &mut Members {
     }
 }
 
-struct MemberVisitor<'a>(&'a mut Member);
+struct SearchMemberVisitor<'a>(&'a mut SearchMember);
 
-impl<'de> EntryVisitor<'de> for MemberVisitor<'_> {
+impl<'de> EntryVisitor<'de> for SearchMemberVisitor<'_> {
     type Error = Infallible;
 
     fn item(self) -> Result<impl ItemVisitor<'de>, Infallible> {
         Ok(|item: BareItemFromInput<'de>| {
-            *self.0 = Member::Item(item.into());
+            *self.0 = SearchMember::Item(item.into());
             Ok::<_, Infallible>(Ignored)
         })
     }
 
     fn inner_list(self) -> Result<impl InnerListVisitor<'de>, Infallible> {
-        *self.0 = Member::List(Vec::new());
+        *self.0 = SearchMember::List(Vec::new());
         Ok(self)
     }
 }
 
-impl<'de> InnerListVisitor<'de> for MemberVisitor<'_> {
+impl<'de> InnerListVisitor<'de> for SearchMemberVisitor<'_> {
     type Error = Infallible;
 
     fn item(&mut self) -> Result<impl ItemVisitor<'de>, Infallible> {
         Ok(|item: BareItemFromInput<'de>| {
-            if let Member::List(items) = &mut *self.0 {
+            if let SearchMember::List(items) = &mut *self.0 {
                 items.push(item.as_string().map(|text| text.as_str().to_owned()));
             }
             Ok::<_, Infallible>(Ignored)

@@ -38,7 +38,7 @@ use crate::observe::{Count, FlightId};
 use crate::policy::{Budget, LoadLimitSettings, OnStoreDown, Policy};
 use crate::store::load_limit::LoadEnd;
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
-use crate::task::boxed_in_place;
+use crate::task::box_future;
 use crate::value::entry::{TagId, Unstored};
 use crate::value::{FlightOutcome, StoredEntry};
 
@@ -50,7 +50,7 @@ impl FlightTask {
     /// Spawns the flight's task. All waiters are answered when it ends, even if its runtime drops it.
     pub(crate) fn start(self) {
         // Boxed before it is given to the runtime, which moves it several times: the future of a flight has tens of kilobytes.
-        tokio::spawn(boxed_in_place(|| self.task()));
+        tokio::spawn(box_future(|| self.task()));
     }
 
     /// The flight's task. It is counted as running from this call on.
@@ -421,7 +421,7 @@ impl FlightTask {
         let delivery = Delivery::to_waiters(self.leader.flight(), self.waits_for);
         let input = LoadInput { mode, previous, deadline: end, lost, delivery };
         let (slot, permit) = (self.state.store.store_id(), permit.map(|permit| permit.id.clone()));
-        let load = boxed_in_place(|| {
+        let load = box_future(|| {
             let load = async move { run(input).await };
             LoadScope::scope(slot, &self.flight.key, permit, within, load).instrument(load_span)
         });

@@ -18,7 +18,7 @@ use crate::sync::lock;
 pub(crate) struct ChannelHub {
     /// Identifies the connection: it receives each message once, whatever nodes share it.
     pub(crate) connection: Uuid,
-    by_id: Mutex<HashMap<Uuid, Arc<Channel>>>,
+    by_id: Mutex<HashMap<Uuid, Arc<SubscribedChannel>>>,
 }
 
 impl Default for ChannelHub {
@@ -27,7 +27,7 @@ impl Default for ChannelHub {
     }
 }
 
-struct Channel {
+struct SubscribedChannel {
     listeners: Listeners,
     status: watch::Sender<InboxStatus>,
 }
@@ -59,7 +59,7 @@ impl ChannelHub {
         id: Uuid,
         listener: Weak<dyn ChannelListener>,
         subscriber: &Subscriber,
-    ) -> Arc<Channel> {
+    ) -> Arc<SubscribedChannel> {
         let mut channels = lock(&self.by_id);
         // Channels that have lost their last listener are left here, but for this one: its subscription serves the next listener.
         channels.retain(|other, channel| {
@@ -71,7 +71,7 @@ impl ChannelHub {
         });
         let new = || {
             let status = watch::Sender::new(InboxStatus::Shut);
-            Arc::new(Channel { listeners: Listeners::default(), status })
+            Arc::new(SubscribedChannel { listeners: Listeners::default(), status })
         };
         let channel = channels.entry(id).or_insert_with(new);
         channel.listeners.add(listener);
@@ -79,7 +79,7 @@ impl ChannelHub {
     }
 }
 
-impl Recipient for Channel {
+impl Recipient for SubscribedChannel {
     fn set(&self, status: InboxStatus) -> bool {
         self.status.send_if_modified(|before| std::mem::replace(before, status) != status)
     }
