@@ -32,6 +32,8 @@ pub(crate) struct Key {
     /// The whole text, if `name` holds a digest of it.
     full: Option<Arc<str>>,
     hash: u64,
+    /// Whether the text contains a `~`, as that of a [derived](Self::derived) key does: each hit needs to know.
+    is_derived: bool,
 }
 
 static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -39,13 +41,14 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Joins `namespace`, which is already escaped by [`escape_namespace`], and `key`.
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let joined = Self::joined([namespace.as_bytes(), key.as_bytes()].into_iter());
+        let is_derived = key.as_bytes().contains(&b'~');
+        let joined = Self::joined([namespace.as_bytes(), key.as_bytes()].into_iter(), is_derived);
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.as_str())))
     }
 
     /// The key of these escaped parts; `None` if its name would be too long. Every request calls this, so it joins the parts on the stack
     /// and allocates only once.
-    fn joined<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Option<Self> {
+    fn joined<'a>(parts: impl Iterator<Item = &'a [u8]>, is_derived: bool) -> Option<Self> {
         // `from_utf8` takes aligned text word by word.
         #[repr(align(16))]
         struct Aligned([u8; LONGEST_NAME + 1]);
@@ -57,12 +60,14 @@ impl Key {
             *text.0.get_mut(end)? = b':';
             length = end + 1;
         }
-        std::str::from_utf8(text.0.get(..length.checked_sub(1)?)?).ok().map(Self::of_name)
+        let name = std::str::from_utf8(text.0.get(..length.checked_sub(1)?)?).ok()?;
+        Some(Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, is_derived })
     }
 
     /// The key with this [`name`](Self::name), which must not end in a digest.
     pub(crate) fn of_name(name: &str) -> Self {
-        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None }
+        let is_derived = name.contains('~');
+        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, is_derived }
     }
 
     /// The hash of a key's [`name`](Self::name). Equals the hash of the key itself, unless the name ends in a digest.
@@ -81,7 +86,8 @@ impl Key {
         let mut name = full.get(..HEAD_OF_LONG_NAME).unwrap_or(full).to_owned();
         name.push('~');
         push_hex(&mut name, &Sha256::digest(full.as_bytes()));
-        Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()) }
+        let is_derived = full.contains('~');
+        Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()), is_derived }
     }
 
     /// The part between the braces of the Redis key.
@@ -129,7 +135,9 @@ const REPORT: &str = "~f";
 impl Key {
     /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without building that intermediate key.
     pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
-        let joined = || Self::joined([namespace, head].iter().chain(parts).map(|part| part.as_bytes()));
+        // A part that stands for itself contains no `~`.
+        let joined =
+            || Self::joined([namespace, head].iter().chain(parts).map(|part| part.as_bytes()), false);
         let plain = parts.iter().all(|part| stands_for_itself(part));
         let joined = plain.then(joined).flatten();
         joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
@@ -219,8 +227,7 @@ impl Key {
     }
 
     fn resource_of_report(&self) -> Option<&str> {
-        // Most keys have no suffix, which is found out faster by bytes.
-        if !self.full().as_bytes().contains(&b'~') {
+        if !self.is_derived {
             return None;
         }
         // No part of a key contains a `~`, and the suffix of a report precedes all other suffixes.
