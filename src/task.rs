@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::sync::{lock, until};
 
-/// Boxes the future that `make` returns. Unlike `Box::pin(make())`, which makes the future and then moves it, this takes the memory
-/// first, so that the compiler makes the future there: the futures of loads have kilobytes.
+/// Boxes the future that `make` builds. Unlike `Box::pin(make())`, which builds the future and then moves it, this takes the memory first,
+/// so that an optimised build makes the future in it. That pays for futures of kilobytes, such as those of loads.
 #[inline]
 pub(crate) fn box_future<F: Future>(make: impl FnOnce() -> F) -> Pin<Box<F>> {
     Box::into_pin(Box::write(Box::new_uninit(), make()))

@@ -29,11 +29,11 @@ const HEAD_OF_LONG_NAME: usize = 96;
 pub(crate) struct Key {
     /// `namespace:key`, the part between the braces of the Redis key. Bounded in length.
     name: Arc<str>,
-    /// The whole text, if `name` holds a digest of it.
-    full: Option<Arc<str>>,
+    /// The whole text, if `name` holds a digest of it. A `String`, because its pointer has one word: results contain keys.
+    full: Option<Arc<String>>,
     hash: u64,
-    /// Whether the text contains a `~`, as that of a [derived](Self::derived) key does: each hit needs to know.
-    is_derived: bool,
+    /// Whether the whole text contains a `~`. Only such a key can have a report, for which each hit looks.
+    has_tilde: bool,
 }
 
 static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -41,16 +41,16 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Joins `namespace`, which is already escaped by [`escape_namespace`], and `key`.
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let is_derived = key.as_bytes().contains(&b'~');
-        let joined = Self::joined([namespace.as_bytes(), key.as_bytes()].into_iter(), is_derived);
+        let has_tilde = key.as_bytes().contains(&b'~');
+        let joined = Self::joined([namespace.as_bytes(), key.as_bytes()].into_iter(), has_tilde);
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.as_str())))
     }
 
     /// The key of these escaped parts; `None` if its name would be too long. Every request calls this, so it joins the parts on the stack
     /// and allocates only once.
-    fn joined<'a>(parts: impl Iterator<Item = &'a [u8]>, is_derived: bool) -> Option<Self> {
-        // `from_utf8` takes aligned text word by word.
-        #[repr(align(16))]
+    fn joined<'a>(parts: impl Iterator<Item = &'a [u8]>, has_tilde: bool) -> Option<Self> {
+        // `from_utf8` checks byte by byte until a word is aligned.
+        #[repr(align(8))]
         struct Aligned([u8; LONGEST_NAME + 1]);
         // A separator follows each part. The last one is cut off below.
         let (mut text, mut length) = (Aligned([0; LONGEST_NAME + 1]), 0);
@@ -61,13 +61,13 @@ impl Key {
             length = end + 1;
         }
         let name = std::str::from_utf8(text.0.get(..length.checked_sub(1)?)?).ok()?;
-        Some(Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, is_derived })
+        Some(Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, has_tilde })
     }
 
     /// The key with this [`name`](Self::name), which must not end in a digest.
     pub(crate) fn of_name(name: &str) -> Self {
-        let is_derived = name.contains('~');
-        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, is_derived }
+        let has_tilde = name.contains('~');
+        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, has_tilde }
     }
 
     /// The hash of a key's [`name`](Self::name). Equals the hash of the key itself, unless the name ends in a digest.
@@ -86,8 +86,13 @@ impl Key {
         let mut name = full.get(..HEAD_OF_LONG_NAME).unwrap_or(full).to_owned();
         name.push('~');
         push_hex(&mut name, &Sha256::digest(full.as_bytes()));
-        let is_derived = full.contains('~');
-        Self { hash: HASH_STATE.hash_one(full), name: name.into(), full: Some(full.into()), is_derived }
+        let has_tilde = full.contains('~');
+        Self {
+            hash: HASH_STATE.hash_one(full),
+            name: name.into(),
+            full: Some(Arc::new(full.to_owned())),
+            has_tilde,
+        }
     }
 
     /// The part between the braces of the Redis key.
@@ -97,7 +102,7 @@ impl Key {
 
     /// Everything that identifies the resource; stored in the envelope and compared on read.
     pub(crate) fn full(&self) -> &str {
-        self.full.as_ref().unwrap_or(&self.name)
+        self.full.as_ref().map_or(&self.name, |full| full)
     }
 
     /// The text of this key's [`CacheKey`]: everything after the `namespace`, which must be the key's own.
@@ -227,7 +232,7 @@ impl Key {
     }
 
     fn resource_of_report(&self) -> Option<&str> {
-        if !self.is_derived {
+        if !self.has_tilde {
             return None;
         }
         // No part of a key contains a `~`, and the suffix of a report precedes all other suffixes.

@@ -173,10 +173,13 @@ impl<'a> CallState<'a> {
     fn decide<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
         let Call { state, policy, key } = self.call;
         // Most reads find a value to serve. It is opened before the entry, which is large, is moved.
-        let served = self.serve(&read, reader);
-        if let Some((value, stale, false)) = served {
-            return Lookup::Hit { value, stale, refresh: None };
-        }
+        let now = self.now();
+        let (freshness, value) = self.serve(&read, reader, now);
+        let stale = freshness != Freshness::Fresh;
+        let value = match value {
+            Some((value, false)) => return Lookup::Hit { value, stale, refresh: None },
+            value => value.map(|(value, _)| value),
+        };
         let found = match read {
             ReadResult::Found(found) => found,
             ReadResult::Failed(error) if policy.on_store_down == OnStoreDown::FailClosed => {
@@ -190,17 +193,16 @@ impl<'a> CallState<'a> {
             self.rejected = Some(found.into());
             return self.missed(LookUpState::Answered);
         };
-        if let Some((value, stale, _)) = served {
+        if let Some(value) = value {
             (self.look_up, self.rejected) = (LookUpState::Answered, Some(found.into()));
             return Lookup::Hit { value, stale, refresh: Some(Box::new(self)) };
         }
-        let now = self.now();
         if entry.kind == EntryKind::Marker && entry.is_fresh(now) {
             (self.look_up, self.mode, self.rejected) =
                 (LookUpState::Answered, LoadMode::Probe, Some(found.into()));
             return Lookup::Miss(self);
         }
-        if reader.serves(entry, now, found.shared.as_ref()).is_at_once() {
+        if freshness.is_at_once() {
             state.unreadable(key, &Unreadable::OtherType);
         }
         self.rejected = Some(found.into());
@@ -208,13 +210,19 @@ impl<'a> CallState<'a> {
         self.missed(LookUpState::Answered)
     }
 
-    /// The value of this read, if it may be served at once; whether it is stale, and whether a load in the background is due.
-    fn serve<R: EntryReader>(&self, read: &ReadResult, reader: &R) -> Option<(R::Value, bool, bool)> {
-        let ReadResult::Found(found) = read else { return None };
-        let (entry, now, shared) = (found.content.as_ref().ok()?, self.now(), found.shared.as_ref());
-        let freshness = Some(reader.serves(entry, now, shared)).filter(|freshness| freshness.is_at_once())?;
-        let value = reader.open(entry, now, shared)?;
-        Some((value, freshness != Freshness::Fresh, self.is_refresh_due(freshness, entry, now)))
+    /// Whether the entry of this read may be served at `now`; its value, if it may be served at once and can be decoded; and whether a load in
+    /// the background is due then.
+    fn serve<R: EntryReader>(
+        &self,
+        read: &ReadResult,
+        reader: &R,
+        now: u64,
+    ) -> (Freshness, Option<(R::Value, bool)>) {
+        let ReadResult::Found(found) = read else { return (Freshness::Expired, None) };
+        let Ok(entry) = &found.content else { return (Freshness::Expired, None) };
+        let freshness = reader.serves(entry, now, found.shared.as_ref());
+        let value = freshness.is_at_once().then(|| reader.open(entry, now, found.shared.as_ref())).flatten();
+        (freshness, value.map(|value| (value, self.is_refresh_due(freshness, entry, now))))
     }
 
     fn missed<V>(mut self, look_up: LookUpState) -> Lookup<'a, V> {

@@ -71,7 +71,7 @@ pub(crate) async fn answer_lookup<T, E: Send + Sync + 'static, R: EntryReader>(
     loader: impl FnOnce(OwnResult<T, E>) -> Loader,
     own: impl FnOnce(T, Option<&Entry>) -> R::Value,
 ) -> (Outcome, Result<R::Value, LoadError<E>>) {
-    // A hit needs none of them.
+    // Called only where a loader is needed: most hits need neither the loader nor the channel.
     let with_answer = || {
         let (sender, answer) = OwnAnswer::at_the_end();
         (loader(sender), answer)

@@ -42,7 +42,7 @@ fn runtime() -> Option<Id> {
 }
 
 impl<'a> CallState<'a> {
-    /// Reads for a caller that needs the stored entry even during a load.
+    /// Reads for a caller that needs the stored entry even during a load, and that holds no solo read.
     pub(super) async fn read_anyway(&mut self) -> ReadResult {
         let read = self.read(true).await;
         self.solo_read = None;
@@ -251,6 +251,7 @@ impl<'a, 't> EntryRead<'a, 't> {
                 (entry.pop().flatten(), ids)
             }
         };
+        // Not by `checked`: its future would be one more for each hit.
         match self.before_check(raw, servable) {
             ControlFlow::Break(content) => Ok(content),
             ControlFlow::Continue(entry) => Box::pin(self.check(entry, (tags, &ids), ticket)).await.map(Some),
@@ -280,7 +281,7 @@ impl<'a, 't> EntryRead<'a, 't> {
     ) -> StoreResult<Option<Content>> {
         match self.before_check(raw, servable) {
             ControlFlow::Break(content) => Ok(content),
-            ControlFlow::Continue(entry) => self.check(entry, ids, ticket).await.map(Some),
+            ControlFlow::Continue(entry) => Box::pin(self.check(entry, ids, ticket)).await.map(Some),
         }
     }
 

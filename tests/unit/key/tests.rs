@@ -17,6 +17,12 @@ fn a_key_of_texts_is_the_one_of_their_cache_key() {
                 assert_eq!((&key, key.name()), (&same, same.name()), "{parts:?}");
                 assert_eq!(key.within(namespace), text.to_string());
                 assert_eq!(key.name().contains('~'), key.full().len() > LONGEST_NAME, "{parts:?}");
+                assert!(!key.has_tilde && !same.has_tilde, "{parts:?}");
+                for derived in [key.of_report("7"), key.of_query("8", "9"), key.derived("~v7")] {
+                    let again = Key::new(namespace, &derived.cache_key(namespace));
+                    assert!([derived.has_report(), again.has_report()] == [derived.full().contains("~f"); 2]);
+                    assert!(derived.has_tilde && again.has_tilde && Key::of_full(derived.full()).has_tilde);
+                }
             }
         }
     }
