@@ -285,7 +285,7 @@ impl<'a, 't> EntryRead<'a, 't> {
         }
     }
 
-    /// The part of [`checked`](Self::checked) that needs no tags: `Continue` with an entry whose tags are to be checked.
+    /// The part of [`checked`](Self::checked) that needs no tags: `Continue` with an entry that has tags to check.
     #[inline]
     fn before_check(self, raw: Option<Bytes>, servable: Servable) -> ControlFlow<Option<Content>, Entry> {
         let Some(raw) = raw else { return ControlFlow::Break(None) };

@@ -33,6 +33,8 @@ mod expiries;
 mod fleet;
 #[cfg(feature = "redis")]
 mod harness;
+#[cfg(any(feature = "redis", feature = "testing"))]
+mod held_calls;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "inspector")]

@@ -55,16 +55,16 @@ mod unconfirmed;
 mod wake_ups;
 mod wire;
 
-use std::fmt::{Debug, Display};
+use std::fmt::Debug;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use stampede_guard::health::LinkState;
-use stampede_guard::{LoadError, Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder, Stats};
+use stampede_guard::{Policy, PolicyBuilder, StampedeGuard, StampedeGuardBuilder, Stats};
 use tokio::time::Instant;
 
+use crate::held_calls::{held_call_of, held_load};
 use crate::support::PATIENCE;
 use crate::support::gate::{Counter, Gate};
 use crate::support::origin::{self, Origin};
@@ -253,38 +253,4 @@ fn held_call(
     loads: &Counter,
 ) -> tokio::task::JoinHandle<u32> {
     held_call_of(guard, "k", value, gate, loads)
-}
-
-fn held_call_of(
-    guard: &StampedeGuard,
-    key: &str,
-    value: u32,
-    gate: &Gate,
-    loads: &Counter,
-) -> tokio::task::JoinHandle<u32> {
-    let load = held_load(guard, key, Ok::<_, String>(value), gate, loads);
-    tokio::spawn(async move { load.await.expect("a value") })
-}
-
-/// Calls with a load that waits at `gate` and has this result. Returns the answer.
-fn held_load<T, E>(
-    guard: &StampedeGuard,
-    key: &str,
-    result: Result<T, E>,
-    gate: &Gate,
-    loads: &Counter,
-) -> impl Future<Output = Result<T, LoadError<E>>> + Send + 'static
-where
-    T: Serialize + DeserializeOwned + Send + 'static,
-    E: Display + Debug + Send + Sync + 'static,
-{
-    let (guard, key, gate, loads) = (guard.clone(), key.to_owned(), gate.clone(), loads.clone());
-    async move {
-        let load = move || async move {
-            let _running = loads.start();
-            gate.pass().await;
-            result
-        };
-        guard.get_or_load(key, load).await
-    }
 }

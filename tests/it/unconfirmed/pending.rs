@@ -4,6 +4,7 @@
 use stampede_guard::PendingInvalidation;
 
 use super::*;
+use crate::held_calls::held_call_of;
 
 /// A key, a value with a tag of its own and one with the policy's tag, stored by the other process; copies in memory, if any, in both.
 async fn stored(policy: PolicyBuilder) -> Two {
@@ -104,18 +105,7 @@ async fn a_load_that_began_before_send_is_not_joined_after_it() {
     let two = stored(Policy::builder()).await;
     let change = begin(&two.cut);
     let (gate, loads) = (Gate::closed(), Counter::default());
-    let older = |guard: StampedeGuard| {
-        let (gate, loads) = (gate.clone(), loads.clone());
-        tokio::spawn(async move {
-            let load = move || async move {
-                let _running = loads.start();
-                gate.pass().await;
-                Ok::<_, String>(1_u32)
-            };
-            guard.get_or_load("key", load).await
-        })
-    };
-    let callers: Vec<_> = (0..3).map(|_| older(two.cut.clone())).collect();
+    let callers: Vec<_> = (0..3).map(|_| held_call_of(&two.cut, "key", 1, &gate, &loads)).collect();
     loads.reach(1).await;
     let sent = change.send();
     let later = {
@@ -126,11 +116,7 @@ async fn a_load_that_began_before_send_is_not_joined_after_it() {
     assert_eq!(later.await.expect("no panic"), 2);
     gate.open();
     for caller in callers {
-        assert_eq!(
-            caller.await.expect("no panic").expect("loaded"),
-            1,
-            "it came before the change was acknowledged"
-        );
+        assert_eq!(caller.await.expect("no panic"), 1, "it came before the change was acknowledged");
     }
     assert_eq!(
         (loads.started(), get(&two.cut, "key").await, get(&two.other, "key").await),
@@ -145,17 +131,7 @@ async fn loads_of_other_keys_are_joined_while_a_path_is_pending() {
     let http = stampede_guard::http::HttpPolicy::default().authority("shop.example");
     let two = stored(Policy::builder().http(http)).await;
     let (gate, loads) = (Gate::closed(), Counter::default());
-    let call = || {
-        let (guard, gate, loads) = (two.cut.clone(), gate.clone(), loads.clone());
-        tokio::spawn(async move {
-            let load = move || async move {
-                let _running = loads.start();
-                gate.pass().await;
-                Ok::<_, String>(1_u32)
-            };
-            guard.get_or_load("another", load).await
-        })
-    };
+    let call = || held_call_of(&two.cut, "another", 1, &gate, &loads);
     let first = call();
     loads.reach(1).await;
     let change = two.cut.invalidation().path("/product/7").begin().expect("a path");
@@ -163,7 +139,7 @@ async fn loads_of_other_keys_are_joined_while_a_path_is_pending() {
     sleep(Duration::from_millis(1)).await;
     gate.open();
     for caller in [first, second] {
-        assert_eq!(caller.await.expect("no panic").expect("loaded"), 1);
+        assert_eq!(caller.await.expect("no panic"), 1);
     }
     assert_eq!(loads.started(), 1);
     change.withdraw();
