@@ -8,6 +8,8 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::fmt::Write as _;
 
+use arrayvec::ArrayString;
+
 /// Names the resource a value belongs to.
 ///
 /// Built from text, bytes or a tuple of displayable parts. Parts are joined unambiguously, so
@@ -112,15 +114,9 @@ impl CacheKey {
         self.text.as_str()
     }
 
-    /// The bytes of the escaped text, without the check for UTF-8 that [`as_str`](Self::as_str) makes.
-    #[inline]
-    pub(super) fn as_bytes(&self) -> &[u8] {
-        self.text.as_bytes()
-    }
-
     /// Whether the key is empty; the guard refuses such a key.
     pub fn is_empty(&self) -> bool {
-        self.as_bytes().is_empty()
+        self.as_str().is_empty()
     }
 
     /// The texts from which [`from_parts`](Self::from_parts) builds this key. In a part that is not UTF-8, the invalid bytes are
@@ -163,13 +159,15 @@ fn unescaped(part: &str) -> Vec<u8> {
 /// Appends `part` to `text`, with each byte that is not [`PLAIN`] written as `%XX`.
 fn escape_into(text: &mut KeyText, part: &[u8]) {
     let hex = |digit: u8| b"0123456789ABCDEF"[usize::from(digit & 15)];
+    // What stands for itself is ASCII.
+    let mut push = |run: &[u8]| text.push_str(std::str::from_utf8(run).unwrap_or_default());
     let mut rest = part;
     while let Some(stop) = rest.iter().position(|&byte| !PLAIN[usize::from(byte)]) {
-        text.push(&rest[..stop]);
-        text.push(&[b'%', hex(rest[stop] >> 4), hex(rest[stop])]);
+        push(&rest[..stop]);
+        push(&[b'%', hex(rest[stop] >> 4), hex(rest[stop])]);
         rest = &rest[stop + 1..];
     }
-    text.push(rest);
+    push(rest);
 }
 
 /// As [`escape_into`], and faster for a text without a byte to escape, as most texts are.
@@ -302,56 +300,40 @@ from_tuple!(A B C D E F G H I J);
 from_tuple!(A B C D E F G H I J K);
 from_tuple!(A B C D E F G H I J K L);
 
-/// The longest text that is stored inline. With its length and the enum's tag it fills 64 bytes.
-const SHORT: usize = 62;
+/// The longest text that is stored inline: with its length and the enum's tag it fills 64 bytes.
+const SHORT: usize = 56;
 
 /// Escaped text, so ASCII. A short text is stored inline: most are short, and each call builds one, which would otherwise allocate.
-/// Each text has only one form, so comparing the fields compares the texts: a text that fits is `Short`, and its unused bytes are 0.
+/// Each text has only one form, so comparing the variants compares the texts: a text that fits is `Short`.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum KeyText {
-    Short { length: u8, bytes: [u8; SHORT] },
+    Short(ArrayString<SHORT>),
     Long(String),
 }
 
 impl KeyText {
     const fn new() -> Self {
-        Self::Short { length: 0, bytes: [0; SHORT] }
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        match self {
-            Self::Short { length, bytes } => bytes.get(..usize::from(*length)).unwrap_or_default(),
-            Self::Long(text) => text.as_bytes(),
-        }
+        Self::Short(ArrayString::new_const())
     }
 
     fn as_str(&self) -> &str {
         match self {
-            // Valid UTF-8, because only ASCII is pushed.
-            Self::Short { .. } => std::str::from_utf8(self.as_bytes()).unwrap_or_default(),
+            Self::Short(text) => text,
             Self::Long(text) => text,
         }
     }
 
-    fn push_str(&mut self, part: &str) {
-        self.push(part.as_bytes());
-    }
-
     /// Appends `part`, which must be ASCII.
     #[inline]
-    fn push(&mut self, part: &[u8]) {
-        if let Self::Short { length, bytes } = self {
-            let (begin, end) = (usize::from(*length), usize::from(*length) + part.len());
-            if let Some(target) = bytes.get_mut(begin..end) {
-                target.copy_from_slice(part);
-                // `end` is at most `SHORT`, so it fits a byte.
-                *length = end as u8;
+    fn push_str(&mut self, part: &str) {
+        if let Self::Short(text) = self {
+            if text.try_push_str(part).is_ok() {
                 return;
             }
-            *self = Self::Long(self.as_str().to_owned());
+            *self = Self::Long(text.as_str().to_owned());
         }
         if let Self::Long(text) = self {
-            text.push_str(std::str::from_utf8(part).unwrap_or_default());
+            text.push_str(part);
         }
     }
 }
@@ -364,7 +346,7 @@ impl PartialOrd for KeyText {
 
 impl Ord for KeyText {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.as_bytes().cmp(other.as_bytes())
+        self.as_str().cmp(other.as_str())
     }
 }
 

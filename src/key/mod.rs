@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
 
+use arrayvec::ArrayString;
 use sha2::{Digest, Sha256};
 
 pub use self::cache_key::CacheKey;
@@ -41,38 +42,34 @@ static HASH_STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 impl Key {
     /// Joins `namespace`, which is already escaped by [`escape_namespace`], and `key`.
     pub(crate) fn new(namespace: &str, key: &CacheKey) -> Self {
-        let has_tilde = key.as_bytes().contains(&b'~');
-        let joined = Self::joined([namespace.as_bytes(), key.as_bytes()].into_iter(), has_tilde);
+        let has_tilde = key.as_str().contains('~');
+        let joined = Self::joined(namespace, [key.as_str()].into_iter(), has_tilde);
         joined.unwrap_or_else(|| Self::digested(&format!("{namespace}:{}", key.as_str())))
     }
 
     /// The key of these escaped parts; `None` if its name would be too long. Every request calls this, so it joins the parts on the stack
     /// and allocates only once.
-    fn joined<'a>(parts: impl Iterator<Item = &'a [u8]>, has_tilde: bool) -> Option<Self> {
-        // `from_utf8` checks byte by byte until a word is aligned.
-        #[repr(align(8))]
-        struct Aligned([u8; LONGEST_NAME + 1]);
-        // A separator follows each part. The last one is cut off below.
-        let (mut text, mut length) = (Aligned([0; LONGEST_NAME + 1]), 0);
+    fn joined<'a>(namespace: &str, parts: impl Iterator<Item = &'a str>, has_tilde: bool) -> Option<Self> {
+        let mut name = ArrayString::<LONGEST_NAME>::new();
+        name.try_push_str(namespace).ok()?;
         for part in parts {
-            let end = length + part.len();
-            text.0.get_mut(length..end)?.copy_from_slice(part);
-            *text.0.get_mut(end)? = b':';
-            length = end + 1;
+            name.try_push(':').ok()?;
+            name.try_push_str(part).ok()?;
         }
-        let name = std::str::from_utf8(text.0.get(..length.checked_sub(1)?)?).ok()?;
-        Some(Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, has_tilde })
+        Some(Self { hash: Self::hash_of(&name), name: (*name).into(), full: None, has_tilde })
     }
 
     /// The key with this [`name`](Self::name), which must not end in a digest.
     pub(crate) fn of_name(name: &str) -> Self {
         let has_tilde = name.contains('~');
-        Self { hash: HASH_STATE.hash_one(name), name: name.into(), full: None, has_tilde }
+        Self { hash: Self::hash_of(name), name: name.into(), full: None, has_tilde }
     }
 
-    /// The hash of a key's [`name`](Self::name). Equals the hash of the key itself, unless the name ends in a digest.
+    /// The hash of a text. That of a key's [`name`](Self::name) equals the hash of the key itself, unless the name ends in a digest.
     pub(crate) fn hash_of(name: &str) -> u64 {
-        HASH_STATE.hash_one(name)
+        let mut hasher = HASH_STATE.build_hasher();
+        hasher.write(name.as_bytes());
+        hasher.finish()
     }
 
     /// The hash of this key's name.
@@ -88,7 +85,7 @@ impl Key {
         push_hex(&mut name, &Sha256::digest(full.as_bytes()));
         let has_tilde = full.contains('~');
         Self {
-            hash: HASH_STATE.hash_one(full),
+            hash: Self::hash_of(full),
             name: name.into(),
             full: Some(Arc::new(full.to_owned())),
             has_tilde,
@@ -141,8 +138,7 @@ impl Key {
     /// As [`new`](Self::new) of [`CacheKey::from_texts`], mostly without building that intermediate key.
     pub(crate) fn from_texts(namespace: &str, head: &str, parts: &[&str]) -> Self {
         // A part that stands for itself contains no `~`.
-        let joined =
-            || Self::joined([namespace, head].iter().chain(parts).map(|part| part.as_bytes()), false);
+        let joined = || Self::joined(namespace, [head].iter().chain(parts).copied(), false);
         let plain = parts.iter().all(|part| stands_for_itself(part));
         let joined = plain.then(joined).flatten();
         joined.unwrap_or_else(|| Self::new(namespace, &CacheKey::from_texts(head, parts)))
@@ -328,11 +324,10 @@ impl Prober {
 
     #[inline]
     pub(crate) fn probe<'a>(&'a self, key: &'a CacheKey) -> KeyProbe<'a> {
-        // Equals the hash of the joined text as a `str`. If the standard library ever hashes parts in another way than the
-        // whole, the probe matches no key and the caller continues with a `Key`.
+        // Equals the hash of the joined text. If the standard library ever hashes parts in another way than the whole, the probe matches no
+        // key and the caller continues with a `Key`.
         let mut hasher = self.hasher.clone();
-        hasher.write(key.as_bytes());
-        hasher.write_u8(0xff);
+        hasher.write(key.as_str().as_bytes());
         KeyProbe { namespace: &self.namespace, key, hash: hasher.finish() }
     }
 }
@@ -351,7 +346,7 @@ impl KeyProbe<'_> {
         let full = key.full().as_bytes();
         self.hash == key.hash
             && full.strip_prefix(self.namespace.as_bytes()).and_then(|rest| rest.strip_prefix(b":"))
-                == Some(self.key.as_bytes())
+                == Some(self.key.as_str().as_bytes())
     }
 
     /// The [`Key`] that this probe finds.
