@@ -144,8 +144,11 @@ pub(crate) fn number(digits: &[u8]) -> Option<u64> {
 
 /// The number in `digits`, which must be digits only; `None` if it overflows.
 pub(crate) fn exact_number(digits: &[u8]) -> Option<u64> {
-    // `parse` alone would accept a sign.
-    std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?.parse().ok()
+    let push = |number: u64, &digit: &u8| {
+        let digit = char::from(digit).to_digit(10)?;
+        number.checked_mul(10)?.checked_add(digit.into())
+    };
+    if digits.is_empty() { None } else { digits.iter().try_fold(0, push) }
 }
 
 /// Parses a date. `now` determines the century of a two-digit year.

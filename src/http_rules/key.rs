@@ -472,10 +472,13 @@ mod nesting {
 /// differently.
 pub(crate) fn normal_form(path_and_query: &str) -> Cow<'_, str> {
     let bytes = path_and_query.as_bytes();
-    let is_normal = bytes.iter().all(|&byte| ALLOWED[usize::from(byte)] & PLAIN != 0)
-        && !path_and_query.ends_with('?')
-        && !bytes.windows(2).any(|pair| pair == b"/.");
-    if is_normal {
+    let (mut allowed, mut has_dot) = (PLAIN, false);
+    for &byte in bytes {
+        allowed &= ALLOWED[usize::from(byte)];
+        has_dot |= byte == b'.';
+    }
+    let has_dot_segment = || has_dot && bytes.windows(2).any(|pair| pair == b"/.");
+    if allowed != 0 && !path_and_query.ends_with('?') && !has_dot_segment() {
         return Cow::Borrowed(path_and_query);
     }
     let (path, query) = match path_and_query.split_once('?') {

@@ -153,7 +153,7 @@ pub(crate) fn examine<'a>(
     // RFC 9111, 5.4: `Pragma` counts only if there is no `Cache-Control`.
     demands.directives.no_cache |= pragma && !has_directives;
     // If a cookie on another line matters, the request keeps all cookies.
-    demands.other_cookies &= !rules.has_own_cookies(headers);
+    demands.other_cookies = demands.other_cookies && !rules.has_own_cookies(headers);
     Ok((keyed, demands))
 }
 

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::time::error::Elapsed;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::breaker::{CircuitBreaker, silent};
 use super::{LiveConnection, Loss, Pacing, Supervisor};
 use crate::observe::{log, warn_if};
 use crate::store::redis::errors::{ConnectionFate, classify, code, is_protocol, store_error};
 use crate::store::{StoreError, StoreErrorKind, StoreResult};
+
+/// The longest time that a command may take, whatever its caller says: a bound for the arithmetic of times.
+const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// How a command is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +42,9 @@ impl Supervisor {
         within: Duration,
         mut mode: SendMode,
     ) -> StoreResult<(Value, u64)> {
+        let within = within.min(LONGEST);
         let (began, mut left) = (Instant::now(), within);
+        let deadline = began + within;
         loop {
             self.bulk_limit.check(cmd)?;
             let live = match self.current(key)? {
@@ -52,8 +57,8 @@ impl Supervisor {
             let waits = traffic.pacing.as_ref().map(Pacing::wait);
             let reply = match mode {
                 #[cfg(feature = "cluster")]
-                SendMode::Asking => timeout(left, Box::pin(ask(&mut connection, cmd))).await,
-                _ => timeout(left, connection.send_packed_command(cmd)).await,
+                SendMode::Asking => timeout_at(deadline, Box::pin(ask(&mut connection, cmd))).await,
+                _ => timeout_at(deadline, connection.send_packed_command(cmd)).await,
             };
             if let Some(waits) = waits {
                 waits.continue_in_turn().await;
