@@ -120,7 +120,8 @@ pub struct LocalTierHealth {
     pub copies: u64,
     /// How many bytes the copies take, by estimate.
     pub bytes: u64,
-    /// How many bytes the copies may take.
+    /// How many bytes the copies may take: `local_capacity`, less what is for [threads' own copies](crate::StampedeGuardBuilder::local_capacity)
+    /// once there are some.
     pub capacity: u64,
     /// How long this process may still serve from memory, unless the lease is renewed, which happens at each third of its term while
     /// callers request copies. Zero while it is not renewed: the store is down, or no caller has requested a copy for some terms.

@@ -195,7 +195,9 @@ impl Calls {
     }
 
     /// Requests the same pages again and again, or with `is_hit = false` each page once.
-    fn requests(&self, mut router: Router, is_hit: bool) {
+    fn requests(&self, router: Router, is_hit: bool) {
+        // As `axum::serve` does. Without it each call would make the routes of the handlers anew.
+        let mut router: Router = router.with_state(());
         let uris: Vec<Uri> = (0..if is_hit { KEYS } else { self.number })
             .map(|number| format!("/report/{number}").parse().expect("a path"))
             .collect();

@@ -18,6 +18,7 @@
 //!    closed, and no later one.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::hash::{BuildHasher, Hash};
 use std::pin::Pin;
@@ -75,11 +76,14 @@ impl<K: Hash + Eq + Clone, R, S: BuildHasher + Default> SharedReads<K, R, S> {
     /// Begins a look-up. A read that takes longer than `patience` is useless to this caller.
     pub(crate) fn enter<'a>(self: &'a Arc<Self>, key: &'a K, patience: Duration) -> ReadRole<'a, K, R, S> {
         let mut map = lock(self.shard(key));
-        let Some(reads) = map.get_mut(key) else {
-            let (queue, patience, reader, runtime, ended) = (None, Duration::ZERO, None, None, None);
-            map.insert(key.clone(), KeyReads { first: true, queue, patience, reader, runtime, ended });
-            drop(map);
-            return ReadRole::Solo(SoloRead { look_ups: self, key });
+        let reads = match map.entry(key.clone()) {
+            Entry::Occupied(reads) => reads.into_mut(),
+            Entry::Vacant(vacant) => {
+                let (queue, patience, reader, runtime, ended) = (None, Duration::ZERO, None, None, None);
+                vacant.insert(KeyReads { first: true, queue, patience, reader, runtime, ended });
+                drop(map);
+                return ReadRole::Solo(SoloRead { look_ups: self, key });
+            }
         };
         let queue = Arc::clone(reads.queue.get_or_insert_with(|| Arc::new(Mutex::new(ReadQueue::new()))));
         reads.patience = reads.patience.max(patience);
@@ -146,14 +150,13 @@ impl<K: Hash + Eq, R, S: BuildHasher> Drop for SoloRead<'_, K, R, S> {
     fn drop(&mut self) {
         let mut map = lock(self.look_ups.shard(self.key));
         // A take-over may have abandoned this read. If another solo read has begun since, this marks the new one as ended too early, which
-        // costs one more read.
-        let Some(reads) = map.get_mut(self.key).filter(|reads| reads.first) else { return };
-        reads.first = false;
+        // costs one more read. Mostly no caller has queued, and one look into the map is enough.
+        let Some((key, mut reads)) = map.remove_entry(self.key) else { return };
         if reads.reader.is_none() {
-            map.remove(self.key);
             return;
         }
-        let ended = reads.ended.take();
+        let ended = if std::mem::take(&mut reads.first) { reads.ended.take() } else { None };
+        map.insert(key, reads);
         drop(map);
         if let Some(ended) = ended {
             // The reader may have stopped waiting for this.

@@ -129,7 +129,8 @@ setters! { StampedeGuardBuilder:
 
     /// How many bytes of copies the process keeps in its memory, if a policy has
     /// [`local_for`](crate::PolicyBuilder::local_for). The count includes the values, an estimate of their decoded forms, and the maps'
-    /// overhead. The memory is allocated as it is used; copies that are seldom read are removed first. Defaults to 64 MiB.
+    /// overhead. The memory is allocated as it is used; copies that are seldom read are removed first. Once a thread serves some response often,
+    /// an eighth is for the threads' own copies of such responses. Defaults to 64 MiB.
     local_capacity(bytes: u64 => local_capacity);
 
     /// How long a volume lease lasts: the longest time that an invalidation waits for a process that has local copies and is dead, hung,

@@ -305,7 +305,7 @@ impl GuardState {
         let command_us = policy.command_timeout.as_micros().try_into().unwrap_or(u64::MAX);
         self.longest_command_us.fetch_max(command_us, Ordering::Relaxed);
         self.longest_payload.fetch_max(policy.longest_payload(), Ordering::Relaxed);
-        if !policy.local_for.is_zero() {
+        if policy.has_copies() {
             self.local.use_copies();
         }
     }

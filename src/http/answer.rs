@@ -1,6 +1,6 @@
 //! Step 8 over HTTP: makes the answer to a request from a stored response (RFC 9111, 4).
 //!
-//! - [`ResponseReader`] selects the stored variant and decides whether it may answer the request; [`answer`] builds the response.
+//! - [`ResponseReader`] selects the stored variant and decides whether it may answer the request; [`answer`] makes it the response.
 //! - [`CacheStatus`] writes `Cache-Status` with the guard's details, and [`age_and_status`] writes `Age` with it.
 //! - [`own_answer`] is the guard's response if it has none to serve.
 //! - [`set_answer_info`] adds [`AnswerInfo`](crate::AnswerInfo) as an extension if the policy requests it.
@@ -28,11 +28,13 @@ use crate::guard::load::Times;
 use crate::http_rules::conditional::{
     ByteRange, Part, RangeAnswer, if_range_holds, is_not_modified, not_modified, range_answer, unsatisfiable,
 };
-use crate::http_rules::freshness::{LoadFailure, Reuse, instead_of, is_for, reuse};
+use crate::http_rules::freshness::{LoadFailure, Reuse, ReuseTerms, instead_of, is_for, reuse};
 use crate::http_rules::request::RequestDemands;
 use crate::http_rules::settings::HttpPolicy;
 use crate::http_rules::vary::Names;
 use crate::key::Key;
+use crate::local::LocalTier;
+use crate::local::room::Room;
 use crate::observe::Outcome;
 use crate::sync::{read, write};
 use crate::value::entry::{Entry, Freshness};
@@ -48,6 +50,9 @@ pub(crate) struct ResponseReader<'a> {
     pub(crate) resource: Option<&'a Key>,
     /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
     pub(crate) status: fn(u64) -> CacheStatus,
+    /// Where the replays of threads have room, if the policy keeps copies. (Each read of the store makes another decoding, so without copies
+    /// a thread serves none often.)
+    pub(crate) copies: Option<&'a LocalTier>,
 }
 
 /// The key of a variant, and the generation and header names of its resource's variants.
@@ -73,29 +78,32 @@ pub(crate) enum StoredAnswer {
 /// A stored response, ready to be sent.
 #[derive(Clone)]
 pub(crate) struct Replay {
-    pub(crate) response: Response<Bytes>,
-    pub(crate) trailers: Option<Box<HeaderMap>>,
+    /// The response as it is sent. Behind a pointer, because requests of one second get the same, and each hit moves it several times.
+    pub(crate) response: Arc<StoredResponse>,
     /// The times of the stored entry.
     pub(crate) times: Times,
 }
 
 impl Replay {
     pub(crate) fn respond(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody> {
-        let Self { mut response, trailers, times } = self;
-        set_answer_info(&mut response, http, outcome, times);
-        response.map(|body| GuardedBody::stored(body, trailers.map(|trailers| *trailers)))
+        let StoredResponse { status, headers, body, trailers, .. } = Arc::unwrap_or_clone(self.response);
+        let mut response = Response::new(GuardedBody::stored(body, trailers));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        set_answer_info(&mut response, http, outcome, self.times);
+        response
     }
 }
 
 /// Decoded state that the callers of a shared read, or of a local copy, use together.
 struct SharedDecoding {
-    /// Unique in this process, if callers share it.
+    /// Unique in this process; 0 if no other caller shares it.
     number: u64,
     /// The metadata, and the offset at which the response begins in the payload; `None` if the entry is no response.
     meta: Option<(ResponseMeta, usize)>,
     /// The latest replay for requests without conditions, range or credentials, rebuilt when its age changes. A read-write lock,
     /// because many threads read a hot response at once.
-    plain: RwLock<Option<(ReplayMoment, Option<Replay>)>>,
+    plain: RwLock<Option<(ReplayMoment, Option<Arc<StoredResponse>>)>>,
 }
 
 /// The moment for which the head of a replay was written: the age and the remaining lifetime, both in seconds; the latter is `None` if
@@ -108,7 +116,7 @@ struct ReplayMoment {
 
 impl SharedDecoding {
     fn with<T>(entry: &Entry, shared: Option<&SharedValue>, read: impl FnOnce(&Self) -> T) -> T {
-        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let new = |number| Self { number, meta: ResponseMeta::of(entry), plain: RwLock::default() };
         let numbered = || Arc::new(new(NUMBERS.fetch_add(1, Ordering::Relaxed))) as _;
         match shared.and_then(|shared| shared.get_or_init(numbered).downcast_ref()) {
@@ -118,7 +126,11 @@ impl SharedDecoding {
     }
 
     /// The replay for this moment that all threads share, which is made if there is none.
-    fn plain_at(&self, moment: ReplayMoment, replay: impl FnOnce() -> Option<Replay>) -> Option<Replay> {
+    fn plain_at(
+        &self,
+        moment: ReplayMoment,
+        replay: impl FnOnce() -> Option<Arc<StoredResponse>>,
+    ) -> Option<Arc<StoredResponse>> {
         let latest = read(&self.plain);
         let known = latest.as_ref().filter(|latest| latest.0 == moment).map(|(_, replay)| replay.clone());
         drop(latest);
@@ -132,8 +144,10 @@ impl SharedDecoding {
 
 /// How many responses a thread has replays of its own of, at most.
 const REPLAYS_OF_THREAD: usize = 64;
-/// The longest stored response of which a thread has a replay of its own: all together take 1 MiB at most.
+/// The longest stored response of which a thread has a replay of its own.
 const LONGEST_OF_THREAD: usize = 16 * 1024;
+/// What a replay takes besides the bytes of its response, by estimate: the map of some 24 header fields.
+const AROUND_REPLAY: usize = 3 * 1024;
 /// A thread that has served a response so often has a replay of its own of it, while it serves it half as often in each second.
 const OFTEN: u8 = 16;
 
@@ -159,7 +173,14 @@ struct ReplaySlot {
     uses: u8,
     /// Whether it was served since slots were last cleared.
     is_used: bool,
-    replay: Option<(ReplayMoment, Replay)>,
+    replay: Option<ThreadReplay>,
+}
+
+/// A thread's replay of one decoding.
+struct ThreadReplay {
+    moment: ReplayMoment,
+    response: Arc<StoredResponse>,
+    _room: Room,
 }
 
 /// `None` while the thread ends.
@@ -167,10 +188,11 @@ fn of_thread<T>(of: impl FnOnce(&mut ThreadReplays) -> T) -> Option<T> {
     REPLAYS.try_with(|replays| Some(of(&mut *replays.try_borrow_mut().ok()?))).ok().flatten()
 }
 
-/// A thread's replay of one decoding.
-enum ThreadReplay {
-    Ready(Replay),
-    /// There is none, but the thread serves the response often.
+/// What a thread has of one decoding.
+enum InThread {
+    /// A replay for this moment.
+    Replay(Arc<StoredResponse>),
+    /// None, but the thread serves the response often.
     Frequent,
     Rare,
 }
@@ -180,7 +202,7 @@ impl ThreadReplays {
         Self { slots: Vec::new(), second: 0 }
     }
 
-    fn find(&mut self, number: u64, moment: ReplayMoment, second: u64) -> ThreadReplay {
+    fn find(&mut self, number: u64, moment: ReplayMoment, second: u64) -> InThread {
         self.slots.resize_with(REPLAYS_OF_THREAD, || None);
         // The clocks of two servers may differ.
         if second > self.second {
@@ -189,6 +211,7 @@ impl ThreadReplays {
                 slot.take_if(|slot| !slot.is_used);
                 if let Some(slot) = slot {
                     (slot.uses, slot.is_used) = (slot.uses / 2, false);
+                    slot.replay.take_if(|_| slot.uses < OFTEN / 2);
                 }
             }
         }
@@ -197,26 +220,30 @@ impl ThreadReplays {
             Some(slot) if slot.number == number => {
                 (slot.uses, slot.is_used) = (slot.uses.saturating_add(1), true);
                 match &slot.replay {
-                    Some((at, replay)) if *at == moment => ThreadReplay::Ready(replay.clone()),
-                    _ if slot.uses >= OFTEN => ThreadReplay::Frequent,
-                    _ => ThreadReplay::Rare,
+                    Some(replay) if replay.moment == moment => InThread::Replay(Arc::clone(&replay.response)),
+                    _ if slot.uses >= OFTEN => {
+                        // One of another moment gives its room to the next.
+                        slot.replay = None;
+                        InThread::Frequent
+                    }
+                    _ => InThread::Rare,
                 }
             }
             Some(slot) if slot.uses > 0 => {
                 slot.uses -= 1;
-                ThreadReplay::Rare
+                InThread::Rare
             }
             _ => {
                 *slot = Some(ReplaySlot { number, uses: 1, is_used: true, replay: None });
-                ThreadReplay::Rare
+                InThread::Rare
             }
         }
     }
 
-    fn store(&mut self, number: u64, moment: ReplayMoment, replay: Option<&Replay>) {
+    fn store(&mut self, number: u64, replay: ThreadReplay) {
         let slot = self.slots.get_mut(number as usize % REPLAYS_OF_THREAD).and_then(Option::as_mut);
         if let Some(slot) = slot.filter(|slot| slot.number == number) {
-            slot.replay = replay.map(|replay| (moment, replay.clone()));
+            slot.replay = Some(replay);
         }
     }
 }
@@ -226,7 +253,7 @@ impl EntryReader for ResponseReader<'_> {
 
     fn serves(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Freshness {
         SharedDecoding::with(entry, shared, |decoding| match &decoding.meta {
-            Some((meta, _)) => self.serves_meta(meta, entry, now),
+            Some((meta, _)) => self.serves_meta(meta, entry, now, &meta.at(entry, now)),
             None => entry.serves(now),
         })
     }
@@ -244,34 +271,27 @@ impl EntryReader for ResponseReader<'_> {
         self.resource.is_some() && ResponseMeta::of(entry).is_some_and(|(meta, _)| meta.variant.is_some())
     }
 
-    /// Decodes the metadata once for all callers that share the entry. Requests that want the plain whole response
-    /// share the replay too, for as long as its age is the same in seconds. If they are many, those of one thread share the
-    /// thread's own.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<StoredAnswer> {
         SharedDecoding::with(entry, shared, |decoding| {
-            let (number, (meta, at)) = (decoding.number, decoding.meta.as_ref()?);
-            if shared.is_none() || meta.variant.is_some() || !self.is_plain() {
-                return self.open_meta(meta, *at, entry, now);
-            }
-            let left = entry.fresh_until().checked_sub(now).filter(|left| *left > 0);
-            let age = meta.at(entry, now.max(entry.stored_at)).0.as_secs();
-            let moment = ReplayMoment { age, ttl: left.map(|left| left / 1000) };
-            let decode = |payload: &Bytes| {
-                StoredResponse::decode(payload, *at).and_then(|stored| self.replay(entry, meta, stored, now))
-            };
-            let found = of_thread(|replays| replays.find(number, moment, now / 1000));
-            let replay = match found.unwrap_or(ThreadReplay::Rare) {
-                ThreadReplay::Ready(replay) => replay,
-                ThreadReplay::Frequent if entry.payload.len() <= LONGEST_OF_THREAD => {
-                    let replay = decode(&Bytes::copy_from_slice(&entry.payload));
-                    of_thread(|replays| replays.store(number, moment, replay.as_ref()));
-                    replay?
-                }
-                ThreadReplay::Frequent | ThreadReplay::Rare => {
-                    decoding.plain_at(moment, || decode(&entry.payload))?
-                }
-            };
-            Some(StoredAnswer::Response(Replay { times: Times::of(entry, now), ..replay }))
+            let (meta, at) = decoding.meta.as_ref()?;
+            self.open_decoding(decoding, (meta, *at), entry, now, meta.at(entry, now).0)
+        })
+    }
+
+    /// Decodes the metadata once, for both answers.
+    fn read(
+        &self,
+        entry: &Entry,
+        now: u64,
+        shared: Option<&SharedValue>,
+        opens: impl FnOnce(Freshness) -> bool,
+    ) -> (Freshness, Option<StoredAnswer>) {
+        SharedDecoding::with(entry, shared, |decoding| {
+            let Some((meta, at)) = &decoding.meta else { return (entry.serves(now), None) };
+            let (age, terms) = meta.at(entry, now);
+            let freshness = self.serves_meta(meta, entry, now, &(age, terms));
+            let open = || self.open_decoding(decoding, (meta, *at), entry, now, age);
+            (freshness, opens(freshness).then(open).flatten())
         })
     }
 
@@ -286,16 +306,64 @@ impl EntryReader for ResponseReader<'_> {
 }
 
 impl ResponseReader<'_> {
-    fn open_meta(&self, meta: &ResponseMeta, at: usize, entry: &Entry, now: u64) -> Option<StoredAnswer> {
-        if let ControlFlow::Break(instead) = self.fits(meta) {
-            return instead;
-        }
-        let response = StoredResponse::decode(&entry.payload, at)?;
-        self.replay(entry, meta, response, now).map(StoredAnswer::Response)
+    /// Requests that want the plain whole response share its replay, for as long as its `age` is the same in seconds. If they are many,
+    /// those of one thread share the thread's own. Others have one made.
+    fn open_decoding(
+        &self,
+        decoding: &SharedDecoding,
+        (meta, at): (&ResponseMeta, usize),
+        entry: &Entry,
+        now: u64,
+        age: Duration,
+    ) -> Option<StoredAnswer> {
+        let decode = |payload: &Bytes| {
+            let mut response = StoredResponse::decode(payload, at)?;
+            self.replay(entry, meta, &mut response, now, age)?;
+            Some(Arc::new(response))
+        };
+        let response = if decoding.number == 0 || meta.variant.is_some() || !self.is_plain() {
+            if let ControlFlow::Break(instead) = self.fits(meta) {
+                return instead;
+            }
+            decode(&entry.payload)?
+        } else {
+            let left = entry.fresh_until().checked_sub(now).filter(|left| *left > 0);
+            let moment = ReplayMoment { age: age.as_secs(), ttl: left.map(|left| left / 1000) };
+            let number = decoding.number;
+            let in_thread =
+                self.copies.and_then(|_| of_thread(|replays| replays.find(number, moment, now / 1000)));
+            let room = || {
+                let length = Some(entry.payload.len()).filter(|length| *length <= LONGEST_OF_THREAD)?;
+                self.copies?.room((length + AROUND_REPLAY) as u64)
+            };
+            let own = match in_thread {
+                Some(InThread::Replay(response)) => Some(response),
+                Some(InThread::Frequent) => match room() {
+                    Some(room) => {
+                        let response = decode(&Bytes::copy_from_slice(&entry.payload))?;
+                        let replay = ThreadReplay { moment, response: Arc::clone(&response), _room: room };
+                        of_thread(|replays| replays.store(number, replay));
+                        Some(response)
+                    }
+                    None => None,
+                },
+                Some(InThread::Rare) | None => None,
+            };
+            match own {
+                Some(response) => response,
+                None => decoding.plain_at(moment, || decode(&entry.payload))?,
+            }
+        };
+        Some(StoredAnswer::Response(Replay { response, times: Times::of(entry, now) }))
     }
 
-    fn serves_meta(&self, meta: &ResponseMeta, entry: &Entry, now: u64) -> Freshness {
-        let (age, terms) = meta.at(entry, now);
+    fn serves_meta(
+        &self,
+        meta: &ResponseMeta,
+        entry: &Entry,
+        now: u64,
+        (age, terms): &(Duration, ReuseTerms),
+    ) -> Freshness {
         // The entry under the resource's key holds one variant, and the request needs another, which has its own key. If the entry
         // is marked stale, all variants of the resource count as stale.
         if entry.expiry.is_expired() && self.is_elsewhere(meta) {
@@ -304,7 +372,7 @@ impl ResponseReader<'_> {
         if meta.part.is_some_and(|part| !self.wants_of(part)) {
             return Freshness::Expired;
         }
-        match reuse(self.demands, &terms, age, self.http) {
+        match reuse(self.demands, terms, *age, self.http) {
             // `open` decides whether the response may answer this request.
             Reuse::Fresh | Reuse::NotForThis => Freshness::Fresh,
             Reuse::Stale => Freshness::BackingOff,
@@ -322,7 +390,7 @@ impl ResponseReader<'_> {
             }
             Reuse::Revalidate
                 if entry.serves(now) == Freshness::BackingOff
-                    && instead_of(LoadFailure::Disconnected, self.demands, &terms, age, self.http) =>
+                    && instead_of(LoadFailure::Disconnected, self.demands, terms, *age, self.http) =>
             {
                 Freshness::BackingOff
             }
@@ -368,10 +436,17 @@ impl ResponseReader<'_> {
         self.demands.ranged && ByteRange::of(self.headers).is_some_and(|range| range.of_part(part).is_some())
     }
 
-    fn replay(&self, entry: &Entry, meta: &ResponseMeta, stored: StoredResponse, now: u64) -> Option<Replay> {
-        // A waiter took its `now` before the entry was stored; the age must not be negative for it.
+    /// Makes a stored response the one that is sent; `None` if the request needs more than is stored.
+    fn replay(
+        &self,
+        entry: &Entry,
+        meta: &ResponseMeta,
+        response: &mut StoredResponse,
+        now: u64,
+        age: Duration,
+    ) -> Option<()> {
+        // A waiter took its `now` before the entry was stored.
         let now = now.max(entry.stored_at);
-        let (age, _) = meta.at(entry, now);
         let fresh_until = entry.fresh_until();
         // An entry that was never fresh was made for the waiters of its load, so it is not reported to them as stale.
         let was_fresh = fresh_until > entry.stored_at || entry.expiry.is_expired() || entry.stored_at < now;
@@ -380,64 +455,61 @@ impl ResponseReader<'_> {
         } else {
             (self.status)(fresh_until.saturating_sub(now) / 1000)
         };
-        let mut replay = answer(self.demands, self.headers, stored, meta.part, age)?;
-        replay.times = Times::of(entry, now);
-        age_and_status(replay.response.headers_mut(), age.as_secs(), status);
-        Some(replay)
+        answer(self.demands, self.headers, response, meta.part, age)?;
+        age_and_status(&mut response.headers, age.as_secs(), status);
+        Some(())
     }
 }
 
-/// Answers a request with the whole stored response, a part of it (RFC 9110, 14), or a 304 (RFC 9111, 4.3.2).
-/// `None` if the request needs more than is stored.
+/// Makes a stored response the answer to a request: the whole, a part of it (RFC 9110, 14), or a 304 (RFC 9111, 4.3.2). `None` if the
+/// request needs more than is stored.
 pub(crate) fn answer(
     demands: &RequestDemands,
     request: &HeaderMap,
-    stored: StoredResponse,
+    stored: &mut StoredResponse,
     part: Option<Part>,
     age: Duration,
-) -> Option<Replay> {
-    // The sender uses its own HTTP version. hyper's server would send 1.0 if the origin did, and panics at 3.
-    let StoredResponse { status, version: _, headers, body, trailers } = stored;
-    let build = |status, headers, body, trailers| {
-        let mut response = Response::new(body);
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
-        Some(Replay { response, trailers, times: Times::default() })
-    };
+) -> Option<()> {
     if !demands.conditional && !demands.ranged {
         // A part does not answer a request for the whole.
-        return if part.is_none() && status != StatusCode::PARTIAL_CONTENT {
-            build(status, headers, body, trailers)
-        } else {
-            None
-        };
+        return (part.is_none() && stored.status != StatusCode::PARTIAL_CONTENT).then_some(());
     }
     let now = SystemTime::now();
     let received = now.checked_sub(age).unwrap_or(now);
-    if demands.conditional && is_not_modified(request, status, &headers, received, now) {
-        return build(StatusCode::NOT_MODIFIED, not_modified(&headers), Bytes::new(), None);
+    if demands.conditional && is_not_modified(request, stored.status, &stored.headers, received, now) {
+        stored.turn_into(StatusCode::NOT_MODIFIED, not_modified(&stored.headers), Bytes::new());
+        return Some(());
     }
     let (selected_part, first) = match part {
-        Some(stored) => {
-            let range = ByteRange::of(request).filter(|_| if_range_holds(request, &headers, now))?;
-            (range.of_part(stored)?, stored.first)
+        Some(part) => {
+            let range = ByteRange::of(request).filter(|_| if_range_holds(request, &stored.headers, now))?;
+            (range.of_part(part)?, part.first)
         }
-        None if demands.ranged && status == StatusCode::OK => {
-            match range_answer(request, &headers, body.len() as u64, now) {
+        None if demands.ranged && stored.status == StatusCode::OK => {
+            let length = stored.body.len() as u64;
+            match range_answer(request, &stored.headers, length, now) {
                 RangeAnswer::Part(part) => (part, 0),
-                RangeAnswer::Whole => return build(status, headers, body, trailers),
+                RangeAnswer::Whole => return Some(()),
                 RangeAnswer::Unsatisfiable => {
-                    let headers = unsatisfiable(&headers, body.len() as u64);
-                    return build(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new(), None);
+                    let headers = unsatisfiable(&stored.headers, length);
+                    stored.turn_into(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new());
+                    return Some(());
                 }
             }
         }
-        None => return build(status, headers, body, trailers),
+        None => return Some(()),
     };
-    let within = selected_part.within(first).filter(|within| within.end <= body.len())?;
-    let mut headers = headers;
+    let within = selected_part.within(first).filter(|within| within.end <= stored.body.len())?;
+    let mut headers = std::mem::take(&mut stored.headers);
     selected_part.write(&mut headers);
-    build(StatusCode::PARTIAL_CONTENT, headers, body.slice(within), None)
+    stored.turn_into(StatusCode::PARTIAL_CONTENT, headers, stored.body.slice(within));
+    Some(())
+}
+
+impl StoredResponse {
+    fn turn_into(&mut self, status: StatusCode, headers: HeaderMap, body: Bytes) {
+        (self.status, self.headers, self.body, self.trailers) = (status, headers, body, None);
+    }
 }
 
 impl SharedBody {

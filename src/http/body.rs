@@ -130,8 +130,8 @@ impl StreamSender {
 
 impl GuardedBody {
     /// A whole body.
-    pub(crate) fn stored(body: Bytes, trailers: Option<HeaderMap>) -> Self {
-        Self { state: BodyState::Stored { body, trailers: trailers.map(Box::new) } }
+    pub(crate) fn stored(body: Bytes, trailers: Option<Box<HeaderMap>>) -> Self {
+        Self { state: BodyState::Stored { body, trailers } }
     }
 
     /// The inner service's body, untouched.

@@ -13,7 +13,7 @@
 use std::future::ready;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll};
 
 use http::header::{CONTENT_LENGTH, COOKIE, HeaderValue, TRANSFER_ENCODING};
@@ -141,6 +141,7 @@ impl Exchange {
     }
 
     /// Steps 2 to 8. A hit allocates only the future, which contains what `upstream` boxes for all others.
+    #[inline(never)] // So that `call` is small: it has answered the hits from memory.
     pub(super) fn answer(
         self,
         head: RequestHead,
@@ -148,19 +149,23 @@ impl Exchange {
     ) -> BoxFuture<ClientAnswer> {
         match self {
             Self::Hit(response) => Box::pin(ready(Ok(response))),
-            Self::LookUp(look_up) => box_future(|| async move {
-                // The outcome of the look-up is moved before the next `await`, so the future has no room for it.
-                let answer = {
-                    let found = pin!(look_up.run(&head)).await;
-                    match found {
-                        ControlFlow::Break(response) => return Ok(response),
-                        ControlFlow::Continue(found) => {
-                            look_up.go_on(found, UpstreamRequest { upstream: upstream(), head })
+            Self::LookUp(look_up) => {
+                // Not by `box_future`: the function that it takes would have to be moved, too.
+                let boxed = Box::write(Box::new_uninit(), async move {
+                    // The outcome of the look-up is moved before the next `await`, so the future has no room for it.
+                    let answer = {
+                        let found = pin!(look_up.run(&head)).await;
+                        match found {
+                            ControlFlow::Break(answer) => return answer,
+                            ControlFlow::Continue(found) => {
+                                look_up.go_on(found, UpstreamRequest { upstream: upstream(), head })
+                            }
                         }
-                    }
-                };
-                answer.await
-            }),
+                    };
+                    answer.await
+                });
+                Box::into_pin(boxed)
+            }
             Self::Forward(guard, why) => UpstreamRequest { upstream: upstream(), head }.forward(guard, why),
         }
     }
@@ -215,12 +220,18 @@ fn restrict(answer: Response<GuardedBody>) -> Response<GuardedBody> {
 }
 
 /// Adds the key to the answer's `Cache-Status`, if the policy exposes it.
-fn with_key(guard: &StampedeGuard, key: &Key, mut response: Response<GuardedBody>) -> Response<GuardedBody> {
+fn add_key(guard: &StampedeGuard, key: &Key, response: &mut Response<GuardedBody>) {
     let (state, policy) = guard.parts();
     if policy.http.expose_key {
         write_key(response.headers_mut(), key.within(&state.namespace));
     }
-    response
+}
+
+/// The answer with its key, as [`add_key`] adds it.
+fn with_key(guard: &StampedeGuard, key: &Key, answer: ClientAnswer) -> ClientAnswer {
+    let mut response = answer?;
+    add_key(guard, key, &mut response);
+    Ok(response)
 }
 
 /// Step 2 for a request that may use the cache.
@@ -248,7 +259,7 @@ enum Unanswered<'a> {
     Head,
 }
 
-type AfterLookUp<'a> = ControlFlow<Response<GuardedBody>, Unanswered<'a>>;
+type AfterLookUp<'a> = ControlFlow<ClientAnswer, Unanswered<'a>>;
 
 impl LookUp {
     /// Not inlined: its caller is compiled for each inner service.
@@ -266,6 +277,7 @@ impl LookUp {
                 http: &policy.http,
                 resource: Some(&self.key),
                 status: CacheStatus::hit,
+                copies: policy.has_copies().then_some(&*state.local),
             };
             if self.may_load {
                 return self.after_look(pin!(look(call, &wants)).await);
@@ -299,15 +311,15 @@ impl LookUp {
             }
             lookup => return ControlFlow::Continue(Unanswered::Get(lookup)),
         };
-        if !self.search.is_answered_by(replay.response.headers()) {
-            let status = replay.response.status();
+        if !self.search.is_answered_by(&replay.response.headers) {
+            let status = replay.response.status;
             return ControlFlow::Continue(Unanswered::OtherSearch(Some(status)));
         }
         self.guard.count_answer(&self.key, outcome);
-        let response = replay.respond(&self.guard.parts().1.http, outcome);
-        let response = with_key(&self.guard, &self.key, response);
+        let mut response = replay.respond(&self.guard.parts().1.http, outcome);
+        add_key(&self.guard, &self.key, &mut response);
         match self.audits {
-            false => ControlFlow::Break(response),
+            false => ControlFlow::Break(Ok(response)),
             true => ControlFlow::Continue(Unanswered::Audit(response)),
         }
     }
@@ -320,11 +332,11 @@ impl LookUp {
     ) -> AfterLookUp<'_> {
         let Self { guard, key, demands, .. } = self;
         let (_, policy) = guard.parts();
-        let response = match found {
+        let mut response = match found {
             Ok(Some(StoredAnswer::Response(replay)))
-                if !self.search.is_answered_by(replay.response.headers()) =>
+                if !self.search.is_answered_by(&replay.response.headers) =>
             {
-                let status = replay.response.status();
+                let status = replay.response.status;
                 return ControlFlow::Continue(Unanswered::OtherSearch(Some(status)));
             }
             Ok(Some(StoredAnswer::Response(mut replay))) => {
@@ -347,7 +359,8 @@ impl LookUp {
             }
             Ok(_) | Err(_) => return ControlFlow::Continue(Unanswered::Head),
         };
-        ControlFlow::Break(with_key(guard, key, response))
+        add_key(guard, key, &mut response);
+        ControlFlow::Break(Ok(response))
     }
 
     /// Steps 2 to 8 for a request that is not a plain hit. Boxed, so that the future of a hit has no room for them.
@@ -381,7 +394,7 @@ impl LookUp {
                 },
                 Unanswered::Head => request.head(guard, key, *demands).await,
             };
-            Ok(with_key(guard, key, answer?))
+            with_key(guard, key, answer)
         })
     }
 
@@ -417,8 +430,7 @@ impl LookUp {
                 return exchange.answer(head, move || upstream).await;
             }
         }
-        let answer = request.load(guard, key, *demands, lookup).await?;
-        Ok(with_key(guard, key, answer))
+        with_key(guard, key, request.load(guard, key, *demands, lookup).await)
     }
 
     /// Loads with the canonical query of the path's rule, or answers as the stored response says. If the response does not answer the query
@@ -430,10 +442,9 @@ impl LookUp {
     ) -> ClientAnswer {
         let Self { guard, key, demands, .. } = self;
         if let Lookup::Hit { value: StoredAnswer::Response(replay), .. } = &lookup
-            && self.search.is_answered_by(replay.response.headers())
+            && self.search.is_answered_by(&replay.response.headers)
         {
-            let answer = request.load(guard, key, *demands, lookup).await?;
-            return Ok(with_key(guard, key, answer));
+            return with_key(guard, key, request.load(guard, key, *demands, lookup).await);
         }
         // A request that cannot be repeated must be sent with the right query at once.
         let Some(again) = request.copy() else {
@@ -442,7 +453,7 @@ impl LookUp {
         };
         let answer = request.load(guard, key, *demands, lookup).await?;
         if answer.status().is_server_error() || self.search.is_answered_by(answer.headers()) {
-            return Ok(with_key(guard, key, answer));
+            return with_key(guard, key, Ok(answer));
         }
         // The load goes on without its client: its result is stored.
         let status = answer.status();
@@ -459,14 +470,14 @@ impl UpstreamRequest {
         let status = match why {
             Forward::SwitchedOff(key) => {
                 return Box::pin(async move {
-                    let answer = self.pass(&guard, Some(CacheStatus::bypass("switched-off"))).await?;
-                    Ok(with_key(&guard, &key, answer))
+                    let answer = self.pass(&guard, Some(CacheStatus::bypass("switched-off"))).await;
+                    with_key(&guard, &key, answer)
                 });
             }
             Forward::Shadow(key) => {
                 return Box::pin(async move {
-                    let answer = self.shadowed(guard.clone()).await?;
-                    Ok(with_key(&guard, &key, answer))
+                    let answer = self.shadowed(guard.clone()).await;
+                    with_key(&guard, &key, answer)
                 });
             }
             Forward::Forbidden(Rule::Method) if self.is_query(&guard) => return Box::pin(self.query(guard)),
@@ -526,12 +537,15 @@ fn hit_at_once(
         return None;
     }
     let (headers, http) = (head.headers(), &policy.http);
-    let wants = ResponseReader { demands, headers, http, resource: Some(key), status: CacheStatus::hit };
+    let (resource, copies) = (Some(key), policy.has_copies().then_some(&*state.local));
+    let wants = ResponseReader { demands, headers, http, resource, status: CacheStatus::hit, copies };
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
-        StoredAnswer::Response(replay) if !search.is_answered_by(replay.response.headers()) => None,
+        StoredAnswer::Response(replay) if !search.is_answered_by(&replay.response.headers) => None,
         StoredAnswer::Response(replay) => {
             guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
-            Some(with_key(guard, key, replay.respond(http, Outcome::LocalHit)))
+            let mut response = replay.respond(http, Outcome::LocalHit);
+            add_key(guard, key, &mut response);
+            Some(response)
         }
         // The request's variant has another key, and looking that up needs a future.
         StoredAnswer::Incoming(_) | StoredAnswer::Elsewhere(_) | StoredAnswer::NotForThis => None,
@@ -582,12 +596,12 @@ fn distinction(
 /// Makes a replay the answer to a HEAD: the headers that a GET would have had (RFC 9110, 9.3.2). A response that has no content by its
 /// status gets no length (8.6). Any other gets exactly one, because an older version of this crate may have stored two.
 fn without_body(replay: &mut Replay) {
-    if !has_no_content(replay.response.status()) {
-        let length = HeaderValue::from(replay.response.body().len());
-        replay.response.headers_mut().insert(CONTENT_LENGTH, length);
+    let response = Arc::make_mut(&mut replay.response);
+    if !has_no_content(response.status) {
+        response.headers.insert(CONTENT_LENGTH, HeaderValue::from(response.body.len()));
     }
-    replay.trailers = None;
-    replay.response.body_mut().clear();
+    response.trailers = None;
+    response.body.clear();
 }
 
 /// The limit on [`warn_of_body`]: one for all guards of the process, which are usually behind the same layers. It shares no limit with

@@ -9,7 +9,7 @@ use http_body::SizeHint;
 use tokio::time::Instant;
 
 use super::answer::{
-    CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, answer, failed_answer, write_stand_in,
+    CacheStatus, Fwd, NOT_VALIDATED, Replay, StandIn, age_and_status, answer, failed_answer, write_stand_in,
     write_status,
 };
 use super::body::GuardedBody;
@@ -347,13 +347,14 @@ impl ResponseCommit {
             stored: ttl,
             detail: is_too_old.then_some(Rule::TooOld.token()),
         };
-        let stored = StoredResponse::new(&head, self.now, body, trailers);
+        let mut own = StoredResponse::new(&head, self.now, body, trailers);
         let age = corrected_initial_age(&head.headers, self.delay, self.now);
-        let own = answer(&self.load_request.demands, &self.load_request.headers, stored, None, age);
+        let answered = answer(&self.load_request.demands, &self.load_request.headers, &mut own, None, age);
         self.after_commit(result, move |commit| {
-            if let Some(mut own) = own {
-                write_status(own.response.headers_mut(), status);
-                own.times = Times::just_loaded(Duration::from_secs(ttl.unwrap_or(0)));
+            if answered.is_some() {
+                write_status(&mut own.headers, status);
+                let times = Times::just_loaded(Duration::from_secs(ttl.unwrap_or(0)));
+                let own = Replay { response: Arc::new(own), times };
                 commit.send(Ok(own.respond(&commit.policy.http, Outcome::Led)));
             }
         })
@@ -370,12 +371,12 @@ impl ResponseCommit {
         let stale = self.previous.as_ref().filter(|_| stands_in).and_then(|previous| {
             let now = state.store.now();
             let (age, _) = previous.meta.at(&previous.entry, now);
-            let stored = previous.response.clone();
-            let mut replay = answer(&load_request.demands, &load_request.headers, stored, None, age)?;
-            let headers = replay.response.headers_mut();
+            let mut response = previous.response.clone();
+            answer(&load_request.demands, &load_request.headers, &mut response, None, age)?;
+            let headers = &mut response.headers;
             age_and_status(headers, age.as_secs(), CacheStatus::stale(&previous.entry, now));
             write_stand_in(headers, StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)));
-            replay.times = Times::of(&previous.entry, now);
+            let replay = Replay { response: Arc::new(response), times: Times::of(&previous.entry, now) };
             Some(replay.respond(&policy.http, Outcome::Stale))
         });
         let text = "the origin answered about something else\n";

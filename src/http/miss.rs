@@ -100,7 +100,9 @@ impl<'a> MissHandler<'a> {
     fn wants(&self, status: fn(u64) -> CacheStatus) -> ResponseReader<'a> {
         let LoadRequest { demands, headers, resource, variant, .. } = &**self.load_request;
         let resource = Some(resource).filter(|_| variant.get().is_none());
-        ResponseReader { demands, headers, http: &self.guard.parts().1.http, resource, status }
+        let (state, policy) = self.guard.parts();
+        let (http, copies) = (&policy.http, policy.has_copies().then_some(&*state.local));
+        ResponseReader { demands, headers, http, resource, status, copies }
     }
 
     /// Steps 3 to 8 at one key. Returns the loader and another key to continue with if the stored response is another variant than this
@@ -167,7 +169,7 @@ impl<'a> MissHandler<'a> {
     /// or a failure gives it one.
     async fn miss(
         &mut self,
-        caller: CallState<'_>,
+        caller: Box<CallState<'_>>,
         loader: Loader,
     ) -> ControlFlow<ClientAnswer, (StoredAnswer, Outcome, Option<Loader>)> {
         let (demands, key) = (&self.load_request.demands, self.load_request.key());
@@ -207,7 +209,7 @@ impl<'a> MissHandler<'a> {
     /// Steps 3 to 8 of a request for which nothing usable is stored. Marks a stale answer with the load that failed.
     async fn load(
         &mut self,
-        caller: CallState<'_>,
+        caller: Box<CallState<'_>>,
         loader: Loader,
     ) -> MissOutcome<StoredAnswer, ClientAnswer> {
         if caller.look_up != LookUpState::Answered {
@@ -225,7 +227,7 @@ impl<'a> MissHandler<'a> {
                 (None, Progress::Waiting) => None,
             };
             if let Some(stand_in) = stand_in {
-                write_stand_in(replay.response.headers_mut(), stand_in);
+                write_stand_in(&mut Arc::make_mut(&mut replay.response).headers, stand_in);
             }
         }
         loaded

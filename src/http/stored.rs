@@ -155,7 +155,7 @@ pub(crate) struct StoredResponse {
     pub(crate) status: StatusCode,
     /// The origin's version. Not replayed: it belongs to that connection (RFC 9110, 2.5).
     pub(crate) version: Version,
-    /// Without `Age`, which is computed for each replay.
+    /// Without `Age`, until it is one of a replay.
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     /// Boxed, because trailers are rare and each hit moves the response several times.

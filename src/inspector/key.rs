@@ -153,7 +153,7 @@ pub(super) async fn describe(
     let is_loading = processes.iter().any(|process| process["load"].is_object());
     description["processes"] = processes.into();
     let is_empty = matches!(found, Looked::Nothing | Looked::Failed(_));
-    let has_copy = !policy.local_for.is_zero() && state.local.has_copy(&key);
+    let has_copy = policy.has_copies() && state.local.has_copy(&key);
     if has_copy && (is_empty || matches!(next, NextAnswer::Served { .. })) {
         next = NextAnswer::FromMemory;
     }
@@ -231,7 +231,7 @@ async fn next_answer(
         return (key, None, next);
     };
     let (http, status) = (&*policy.http, CacheStatus::hit as fn(u64) -> CacheStatus);
-    let wants = ResponseReader { demands, headers, http, resource: Some(&key), status };
+    let wants = ResponseReader { demands, headers, http, resource: Some(&key), status, copies: None };
     let first = look(Call { state, policy, key: &key }, &wants).await;
     let next = NextAnswer::of(&first);
     match first {

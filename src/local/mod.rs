@@ -12,6 +12,8 @@
 mod announcing;
 mod copies;
 mod renewal;
+#[cfg(feature = "http")]
+pub(crate) mod room;
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -53,6 +55,9 @@ pub(crate) struct LocalTier {
     right: Right,
     tickets: Tickets,
     copies: Copies,
+    /// Has the responses that threads serve often (`http/answer.rs`).
+    #[cfg(feature = "http")]
+    room: room::RoomBesideCopies,
     known_registries: KnownRegistries,
     pending: PendingAnnouncements,
     /// The attempts at this node's changes.
@@ -110,6 +115,8 @@ impl LocalTier {
             right: Right::default(),
             tickets: Tickets::new(),
             copies: copies(capacity),
+            #[cfg(feature = "http")]
+            room: room::RoomBesideCopies::of(capacity),
             known_registries: KnownRegistries::default(),
             pending: PendingAnnouncements::default(),
             attempts: Attempts::default(),
@@ -127,6 +134,12 @@ impl LocalTier {
         let listener: Weak<dyn VolumeListener> = Arc::<Self>::downgrade(&tier);
         tier.store.listen(listener);
         tier
+    }
+
+    /// Room for `bytes` beside the copies, if there is so much.
+    #[cfg(feature = "http")]
+    pub(crate) fn room(&self, bytes: u64) -> Option<room::Room> {
+        self.room.take(bytes, &self.copies)
     }
 
     /// Records that a policy of this guard keeps copies.

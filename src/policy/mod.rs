@@ -213,6 +213,12 @@ impl Policy {
         }
     }
 
+    /// Whether values are kept in this process's memory.
+    #[inline]
+    pub(crate) fn has_copies(&self) -> bool {
+        !self.local_for.is_zero()
+    }
+
     /// Whether the policy gives tags to values, by its own list or by the path of a response.
     pub(crate) fn is_tagged(&self) -> bool {
         self.invalidate_all || !self.tags.is_empty() || self.has_path_tags()

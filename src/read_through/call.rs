@@ -94,7 +94,7 @@ impl<'a> CallState<'a> {
     }
 
     /// Makes this caller wait for no other caller, and no other caller wait for it.
-    pub(crate) fn unattended(mut self) -> Self {
+    pub(crate) fn unattended(mut self: Box<Self>) -> Box<Self> {
         self.mode = LoadMode::Probe;
         self
     }

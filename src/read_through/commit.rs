@@ -290,7 +290,7 @@ impl Publication {
 impl FlightTask {
     /// A ticket for a local copy of a value with these tags, and the policy's tags; `None` if the policy has no local copies.
     fn ticket<'a>(&self, tags: impl Iterator<Item = &'a Key>) -> Option<(Ticket, Box<[Key]>)> {
-        if self.policy.local_for.is_zero() {
+        if !self.policy.has_copies() {
             return None;
         }
         let all: Vec<_> = tags.cloned().collect();

@@ -14,7 +14,7 @@ use super::permits::has_short_queue;
 use super::read::read_many;
 use crate::error::{Error, Failure};
 use crate::guard_state::{GuardState, ReadResult};
-use crate::key::{CacheKey, Key, LoadMode};
+use crate::key::{CacheKey, FlightKey, Key, LoadMode};
 use crate::loader::LoadScope;
 use crate::local::LocalCopy;
 use crate::policy::{OnStoreDown, Policy};
@@ -29,7 +29,7 @@ pub(crate) enum Lookup<'a, V> {
     /// The store has the value: step 8 follows. If a background load is due, `refresh` takes the caller's loader.
     Hit { value: V, stale: bool, refresh: Option<Box<CallState<'a>>> },
     /// There is nothing to serve: the caller needs its loader.
-    Miss(CallState<'a>),
+    Miss(Box<CallState<'a>>),
     /// There is no value, and the caller may not load one.
     Failed(Failure),
 }
@@ -52,19 +52,21 @@ impl<V> Lookup<'_, V> {
 ///
 /// Safe.
 pub(crate) async fn look<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> Lookup<'a, R::Value> {
-    let mut caller = match before_read(call, reader) {
-        ControlFlow::Continue(caller) => caller,
+    let due_early = match before_read(call, reader) {
+        ControlFlow::Continue(due_early) => due_early,
         ControlFlow::Break(lookup) => return lookup,
     };
+    let mut caller = CallState { due_early, ..CallState::new(call) };
     let read = caller.read(false).await;
     caller.after_read(read, reader)
 }
 
-/// `Continue` with a caller that needs a read, or `Break` with the answer of a caller that needs none.
-type BeforeRead<'a, A> = ControlFlow<A, CallState<'a>>;
-
-/// The part of step 2 before the read.
-fn before_read<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> BeforeRead<'a, Lookup<'a, R::Value>> {
+/// The part of step 2 before the read: `Break` with the answer of a caller that needs no read. `Continue` has the time at which the caller's
+/// copy was stored, if there is one and it is due for an early refresh.
+fn before_read<'a, R: EntryReader>(
+    call: Call<'a>,
+    reader: &R,
+) -> ControlFlow<Lookup<'a, R::Value>, Option<u64>> {
     let Call { state, key, .. } = call;
     if is_reentrant(call) {
         return ControlFlow::Break(Lookup::Failed(Failure::Guard(Error::reentrant(key))));
@@ -73,11 +75,13 @@ fn before_read<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> BeforeRead<'a,
         Ok(value) => return ControlFlow::Break(Lookup::LocalHit(value)),
         Err(due_early) => due_early,
     };
-    let caller = CallState { due_early, ..CallState::new(call) };
+    let flight = || FlightKey { key: key.clone(), mode: LoadMode::Leased };
     // After a shutdown no look-up is sent to the store any more.
-    let joins_at_once = state.is_closed()
-        || state.flights.any() && state.flights.has_connected(&caller.flight(LoadMode::Leased));
-    if joins_at_once { ControlFlow::Break(Lookup::Miss(caller)) } else { ControlFlow::Continue(caller) }
+    let joins_at_once = state.is_closed() || state.flights.any() && state.flights.has_connected(&flight());
+    if joins_at_once {
+        return ControlFlow::Break(Lookup::Miss(Box::new(CallState { due_early, ..CallState::new(call) })));
+    }
+    ControlFlow::Continue(due_early)
 }
 
 /// Step 2 for a caller that loads a new value, whatever is stored. The entry is read, but never served.
@@ -85,9 +89,9 @@ fn before_read<'a, R: EntryReader>(call: Call<'a>, reader: &R) -> BeforeRead<'a,
 /// # Cancel safety
 ///
 /// Safe.
-pub(crate) async fn look_past(call: Call<'_>) -> Result<CallState<'_>, Failure> {
+pub(crate) async fn look_past(call: Call<'_>) -> Result<Box<CallState<'_>>, Failure> {
     let Call { state, policy, key } = call;
-    let mut caller = CallState::new(call);
+    let mut caller = Box::new(CallState::new(call));
     if is_reentrant(call) {
         return Err(Failure::Guard(Error::reentrant(key)));
     }
@@ -148,7 +152,7 @@ fn peeked<R: EntryReader>(
     if let ReadResult::Failed(error) = read {
         return copy_while_down(caller.call, reader).map(Some).ok_or(error);
     }
-    match caller.decide(read, reader) {
+    match caller.after_read(read, reader) {
         Lookup::Hit { value, .. } | Lookup::LocalHit(value) => Ok(Some(value)),
         Lookup::Miss(_) | Lookup::Failed(_) => Ok(None),
     }
@@ -161,31 +165,40 @@ fn is_reentrant(Call { state, key, .. }: Call<'_>) -> bool {
 
 impl<'a> CallState<'a> {
     /// The part of step 2 after the read.
+    #[inline]
     pub(super) fn after_read<R: EntryReader>(self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
-        if matches!(read, ReadResult::Failed(_))
-            && let Some(value) = copy_while_down(self.call, reader)
-        {
-            return Lookup::Hit { value, stale: true, refresh: None };
+        // Most reads find a value to serve, and neither the caller nor the entry, which are large, is moved for it.
+        match self.serve(&read, reader) {
+            (freshness, Some((value, false))) => {
+                Lookup::Hit { value, stale: freshness != Freshness::Fresh, refresh: None }
+            }
+            (freshness, value) => {
+                self.after_other_read(read, freshness, value.map(|(value, _)| value), reader)
+            }
         }
-        self.decide(read, reader)
     }
 
-    fn decide<R: EntryReader>(mut self, read: ReadResult, reader: &R) -> Lookup<'a, R::Value> {
+    /// As [`after_read`](Self::after_read), where the read found nothing to serve, or a `value` that is due for a load in the background.
+    #[inline(never)]
+    fn after_other_read<R: EntryReader>(
+        mut self,
+        read: ReadResult,
+        freshness: Freshness,
+        value: Option<R::Value>,
+        reader: &R,
+    ) -> Lookup<'a, R::Value> {
         let Call { state, policy, key } = self.call;
-        // Most reads find a value to serve. It is opened before the entry, which is large, is moved.
-        let now = self.now();
-        let (freshness, value) = self.serve(&read, reader, now);
-        let stale = freshness != Freshness::Fresh;
-        let value = match value {
-            Some((value, false)) => return Lookup::Hit { value, stale, refresh: None },
-            value => value.map(|(value, _)| value),
-        };
         let found = match read {
             ReadResult::Found(found) => found,
-            ReadResult::Failed(error) if policy.on_store_down == OnStoreDown::FailClosed => {
-                return Lookup::Failed(Failure::Guard(Error::store("looking up the entry", key, error)));
+            ReadResult::Failed(error) => {
+                return match copy_while_down(self.call, reader) {
+                    Some(value) => Lookup::Hit { value, stale: true, refresh: None },
+                    None if policy.on_store_down == OnStoreDown::FailClosed => {
+                        Lookup::Failed(Failure::Guard(Error::store("looking up the entry", key, error)))
+                    }
+                    None => self.missed(LookUpState::Failed),
+                };
             }
-            ReadResult::Failed(_) => return self.missed(LookUpState::Failed),
             ReadResult::Skipped => return self.missed(LookUpState::NotMade),
             ReadResult::Nothing => return self.missed(LookUpState::Answered),
         };
@@ -195,12 +208,16 @@ impl<'a> CallState<'a> {
         };
         if let Some(value) = value {
             (self.look_up, self.rejected) = (LookUpState::Answered, Some(found.into()));
-            return Lookup::Hit { value, stale, refresh: Some(Box::new(self)) };
+            return Lookup::Hit {
+                value,
+                stale: freshness != Freshness::Fresh,
+                refresh: Some(Box::new(self)),
+            };
         }
-        if entry.kind == EntryKind::Marker && entry.is_fresh(now) {
+        if entry.kind == EntryKind::Marker && entry.is_fresh(self.now()) {
             (self.look_up, self.mode, self.rejected) =
                 (LookUpState::Answered, LoadMode::Probe, Some(found.into()));
-            return Lookup::Miss(self);
+            return Lookup::Miss(Box::new(self));
         }
         if freshness.is_at_once() {
             state.unreadable(key, &Unreadable::OtherType);
@@ -210,25 +227,20 @@ impl<'a> CallState<'a> {
         self.missed(LookUpState::Answered)
     }
 
-    /// Whether the entry of this read may be served at `now`; its value, if it may be served at once and can be decoded; and whether a load in
-    /// the background is due then.
-    fn serve<R: EntryReader>(
-        &self,
-        read: &ReadResult,
-        reader: &R,
-        now: u64,
-    ) -> (Freshness, Option<(R::Value, bool)>) {
+    /// Whether the entry of this read may be served; its value, if it may be served at once and can be decoded; and whether a load in the
+    /// background is due then.
+    fn serve<R: EntryReader>(&self, read: &ReadResult, reader: &R) -> (Freshness, Option<(R::Value, bool)>) {
         let ReadResult::Found(found) = read else { return (Freshness::Expired, None) };
         let Ok(entry) = &found.content else { return (Freshness::Expired, None) };
-        let freshness = reader.serves(entry, now, found.shared.as_ref());
-        let value = freshness.is_at_once().then(|| reader.open(entry, now, found.shared.as_ref())).flatten();
+        let now = self.now();
+        let (freshness, value) = reader.read(entry, now, found.shared.as_ref(), Freshness::is_at_once);
         (freshness, value.map(|value| (value, self.is_refresh_due(freshness, entry, now))))
     }
 
     fn missed<V>(mut self, look_up: LookUpState) -> Lookup<'a, V> {
         self.look_up = look_up;
         self.budget.spend(self.started);
-        Lookup::Miss(self)
+        Lookup::Miss(Box::new(self))
     }
 
     /// Whether an entry that is served is to be loaded anew in the background: it is stale or due for an early refresh, no recent refresh of
@@ -259,13 +271,17 @@ pub(crate) async fn look_many<'a, R: EntryReader>(
     calls: Vec<Call<'a>>,
     reader: &R,
 ) -> Vec<Lookup<'a, R::Value>> {
-    let begun: Vec<_> = calls.into_iter().map(|call| before_read(call, reader)).collect();
+    let begin = |call| {
+        before_read(call, reader).map_continue(|due_early| CallState { due_early, ..CallState::new(call) })
+    };
+    let begun: Vec<_> = calls.into_iter().map(begin).collect();
     let mut reads = read_for(&begun).await.into_iter();
     let lookups = begun.into_iter().map(|begun| match begun {
         ControlFlow::Continue(caller) => match caller.after_read(next(&mut reads), reader) {
             // This key's own commands begin now, with a whole budget: it does not pay for the reads of the other keys.
-            Lookup::Miss(caller) if caller.look_up == LookUpState::Answered => {
-                Lookup::Miss(CallState { budget: caller.call.policy.budget(), ..caller })
+            Lookup::Miss(mut caller) if caller.look_up == LookUpState::Answered => {
+                caller.budget = caller.call.policy.budget();
+                Lookup::Miss(caller)
             }
             lookup => lookup,
         },
@@ -297,7 +313,7 @@ pub(crate) async fn peek_many<'a, R: EntryReader>(
 }
 
 /// Reads for the callers that need a read, and returns the reads in the order of these callers. All have one guard and policy.
-async fn read_for<A>(callers: &[BeforeRead<'_, A>]) -> Vec<ReadResult> {
+async fn read_for<A>(callers: &[ControlFlow<A, CallState<'_>>]) -> Vec<ReadResult> {
     let mut keys = Vec::with_capacity(callers.len());
     let mut terms = None;
     for caller in callers {
@@ -329,7 +345,7 @@ type CopyLookup<V> = Result<V, Option<u64>>;
 /// Looks for a copy that may be served to this caller.
 fn look_for_copy<R: EntryReader>(call: Call<'_>, reader: &R) -> CopyLookup<R::Value> {
     let Call { state, policy, key } = call;
-    if policy.local_for.is_zero() {
+    if !policy.has_copies() {
         return Err(None);
     }
     match state.local.copy(key, policy.local_for) {
@@ -360,17 +376,18 @@ pub(crate) fn hit_at_once<R: EntryReader>(
 /// Like [`hit_at_once`], for a caller that already has its key and counts the hit itself.
 #[inline]
 pub(crate) fn hit_at_once_by_key<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Value> {
-    let may_hit = may_hit_at_once(call.policy) && !call.policy.has_tags(call.key);
-    may_hit.then(|| look_for_copy(call, reader).ok()).flatten()
+    let Call { state, policy, key } = call;
+    if !may_hit_at_once(policy) || policy.has_tags(key) {
+        return None;
+    }
+    let (copy, at) = state.local.copy(key, policy.local_for)?;
+    decide(state, policy, &copy, at, reader).ok()
 }
 
 #[inline]
 fn may_hit_at_once(policy: &Policy) -> bool {
-    !(policy.local_for.is_zero()
-        || policy.shadow
-        || policy.is_tagged()
-        || policy.refreshes_early()
-        || LoadScope::is_inside())
+    policy.has_copies()
+        && !(policy.shadow || policy.is_tagged() || policy.refreshes_early() || LoadScope::is_inside())
 }
 
 #[inline]
@@ -384,13 +401,13 @@ fn decide<R: EntryReader>(
     let copy = &copy.entry;
     let Ok(entry) = &copy.content else { return Err(None) };
     let (now, shared) = (state.store.clock_at(at), copy.shared.as_ref());
-    if reader.serves(entry, now, shared) != Freshness::Fresh {
-        return Err(None);
-    }
-    if policy.is_due_early(entry.stored_at, &entry.times(), now) {
-        return Err(Some(entry.stored_at));
-    }
-    reader.open(entry, now, shared).ok_or(None)
+    let mut is_due_early = false;
+    let (_, value) = reader.read(entry, now, shared, |freshness| {
+        is_due_early =
+            freshness == Freshness::Fresh && policy.is_due_early(entry.stored_at, &entry.times(), now);
+        freshness == Freshness::Fresh && !is_due_early
+    });
+    value.ok_or_else(|| is_due_early.then_some(entry.stored_at))
 }
 
 /// Whether the copy was checked for all tags of this caller's policy. It was checked for the tags of the policy that it was read under.
@@ -408,6 +425,5 @@ fn copy_while_down<R: EntryReader>(call: Call<'_>, reader: &R) -> Option<R::Valu
     let copy = &state.local.copy_while_down(key, policy.local_for, policy.local_while_down)?.entry;
     let entry = copy.content.as_ref().ok().filter(|_| has_checked_tags(call, copy))?;
     let (now, shared) = (state.store.now(), copy.shared.as_ref());
-    let is_served = reader.serves(entry, now, shared).is_at_once();
-    is_served.then(|| reader.open(entry, now, shared)).flatten()
+    reader.read(entry, now, shared, Freshness::is_at_once).1
 }

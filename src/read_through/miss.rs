@@ -76,7 +76,7 @@ impl CallState<'_> {
     ///
     /// Dropping it frees this caller's slot; a flight that it has started goes on.
     pub(crate) async fn load<R: EntryReader, A>(
-        self,
+        self: Box<Self>,
         reader: &R,
         loader: Loader,
         own: &mut OwnAnswer<A>,
@@ -96,7 +96,7 @@ impl CallState<'_> {
     }
 
     async fn until_answered<R: EntryReader, A>(
-        mut self,
+        mut self: Box<Self>,
         reader: &R,
         mut loader: Loader,
     ) -> Answered<R::Value, A> {
@@ -256,7 +256,7 @@ impl CallState<'_> {
             Lookup::Miss(again) => {
                 let (started, came, budget, batch) =
                     (self.started, self.came, self.budget, self.batch.take());
-                *self = CallState { started, came, budget, batch, ..again };
+                *self = CallState { started, came, budget, batch, ..*again };
                 return ControlFlow::Continue(loader);
             }
         })

@@ -4,8 +4,8 @@
 //!
 //! A read also checks whether the entry, or one of its tags, was invalidated since the entry was loaded.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,13 +86,8 @@ impl<'a> CallState<'a> {
                     Some(_) => None,
                     None => Box::pin(self.look_up_turn()).await,
                 };
-                // Not by `read`: its future would be one more to poll and to move for each hit.
-                let mut ticket = entry_read.ticket();
-                let read = entry_read.read_checked(&mut ticket).await;
-                let read = entry_read.found(read, ticket);
-                drop(at_once);
                 self.solo_read = Some(solo_read);
-                return read;
+                return entry_read.read().await;
             }
             Err(queued) => queued,
         };
@@ -136,7 +131,7 @@ type Content = Result<Entry, Bytes>;
 
 impl<'a, 't> EntryRead<'a, 't> {
     fn of(Call { state, policy, key }: Call<'a>, tags: &'t [Key], within: Duration) -> Self {
-        Self { state, key, tags, keeps: !policy.local_for.is_zero(), within }
+        Self { state, key, tags, keeps: policy.has_copies(), within }
     }
 
     /// Lets the caller read by itself if no read of the key is on its way. Otherwise queues it, and returns its queued read and whether the
@@ -195,10 +190,42 @@ impl<'a, 't> EntryRead<'a, 't> {
 
     /// Reads the entry, and in the same round trip the ids of the tags that it must have. Keeps a local copy of a fresh value if the
     /// policy has copies.
+    ///
+    /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
     async fn read(self) -> ReadResult {
+        let Self { state, key, tags, within, .. } = self;
         let mut ticket = self.ticket();
-        let read = self.read_checked(&mut ticket).await;
-        self.found(read, ticket)
+        let known = state.known_tags.of(key);
+        if known.is_some() || !tags.is_empty() {
+            let read = Box::pin(self.read_with(known.as_deref().unwrap_or_default(), &mut ticket)).await;
+            return self.found(read, ticket);
+        }
+        let servable = state.retained.servable(key, tags);
+        let content = match state.store.look_up(key, within).await {
+            Ok(Some(raw)) => self.decode(raw),
+            Ok(None) => return ReadResult::Nothing,
+            Err(error) => return self.found(Err(error), ticket),
+        };
+        // What `check` says of most entries, without its future.
+        if content
+            .as_ref()
+            .is_ok_and(|entry| self.has_tags(entry) || !state.retained.may_serve(servable, entry))
+        {
+            let read = Box::pin(self.check(content, (tags, &[]), servable, &mut ticket)).await;
+            return self.found(read.map(Some), ticket);
+        }
+        match ticket {
+            None => ReadResult::Found(Found::Own(StoredEntry::new(content))),
+            ticket => self.found(Ok(Some(content)), ticket),
+        }
+    }
+
+    /// Like [`read`](Self::read), for callers that share the read.
+    async fn read_shared(self) -> SharedReadResult {
+        self.read().await.map(|found| match found {
+            Found::Own(entry) => Arc::new(entry.shared(self.tags)),
+            Found::Shared(entry) => entry,
+        })
     }
 
     /// The result of a read for one caller. If there is a ticket, keeps a local copy under it.
@@ -207,13 +234,6 @@ impl<'a, 't> EntryRead<'a, 't> {
             None => read_result(self.state, read).map(Found::Own),
             ticket => self.shared(read, ticket).map(Found::Shared),
         }
-    }
-
-    /// Like [`read`](Self::read), for callers that share the read.
-    async fn read_shared(self) -> SharedReadResult {
-        let mut ticket = self.ticket();
-        let read = self.read_checked(&mut ticket).await;
-        self.shared(read, ticket)
     }
 
     /// The ticket for a local copy, if one is to be kept. Call this before the read is sent: a change that is announced from here on voids
@@ -234,68 +254,17 @@ impl<'a, 't> EntryRead<'a, 't> {
         read
     }
 
-    /// Reads the entry, and in the same round trip the ids of the tags that it must have. Adds the entry's other tags to the ticket.
-    ///
-    /// The futures that concern tags are boxed, because they would enlarge the future of every hit.
-    async fn read_checked(self, ticket: &mut Option<Ticket>) -> StoreResult<Option<Content>> {
-        let Self { state, key, tags, within, .. } = self;
-        if let Some(known) = state.known_tags.of(key) {
-            return Box::pin(self.read_with(&known, ticket)).await;
-        }
-        let servable = state.retained.servable(key, tags);
-        let (raw, ids) = match tags {
-            [] => (state.store.look_up(key, within).await?, Vec::new()),
-            tags => {
-                let (mut entry, ids) =
-                    state.store.look_up_tagged(std::slice::from_ref(key), tags, within).await?;
-                (entry.pop().flatten(), ids)
-            }
-        };
-        // Not by `checked`: its future would be one more for each hit.
-        match self.before_check(raw, servable) {
-            ControlFlow::Break(content) => Ok(content),
-            ControlFlow::Continue(entry) => Box::pin(self.check(entry, (tags, &ids), ticket)).await.map(Some),
-        }
-    }
-
-    /// As [`read_checked`](Self::read_checked). Also reads the ids of these tags, which the entry probably has, in the same round trip.
+    /// As [`read`](Self::read). Also reads the ids of the tags that the entry probably has, in the same round trip.
     async fn read_with(self, known: &[Key], ticket: &mut Option<Ticket>) -> StoreResult<Option<Content>> {
         let Self { state, key, tags, within, .. } = self;
-        let all = [tags, known].concat();
+        let all = if known.is_empty() { Cow::Borrowed(tags) } else { Cow::Owned([tags, known].concat()) };
         let servable = state.retained.servable(key, &all);
         if let Some(ticket) = ticket {
             state.local.add_tags(ticket, known);
         }
         let (mut entry, ids) = state.store.look_up_tagged(std::slice::from_ref(key), &all, within).await?;
-        self.checked(entry.pop().flatten(), (&all, &ids), servable, ticket).await
-    }
-
-    /// The second half of [`read_with`](Self::read_with): checks the bytes of a read. `ids` are tags and their ids, from the same
-    /// read, the tags that the entry must have first; `servable` was computed before the read was sent.
-    async fn checked(
-        self,
-        raw: Option<Bytes>,
-        ids: (&[Key], &[Option<TagState>]),
-        servable: Servable,
-        ticket: &mut Option<Ticket>,
-    ) -> StoreResult<Option<Content>> {
-        match self.before_check(raw, servable) {
-            ControlFlow::Break(content) => Ok(content),
-            ControlFlow::Continue(entry) => Box::pin(self.check(entry, ids, ticket)).await.map(Some),
-        }
-    }
-
-    /// The part of [`checked`](Self::checked) that needs no tags: `Continue` with an entry that has tags to check.
-    #[inline]
-    fn before_check(self, raw: Option<Bytes>, servable: Servable) -> ControlFlow<Option<Content>, Entry> {
-        let Some(raw) = raw else { return ControlFlow::Break(None) };
-        match self.decode(raw) {
-            Ok(entry) if !self.state.retained.may_serve(servable, &entry) => {
-                ControlFlow::Break(Some(Err(entry.encode(self.key))))
-            }
-            Ok(entry) if self.has_tags(&entry) => ControlFlow::Continue(entry),
-            content => ControlFlow::Break(Some(content)),
-        }
+        let Some(raw) = entry.pop().flatten() else { return Ok(None) };
+        self.check(self.decode(raw), (&all, &ids), servable, ticket).await.map(Some)
     }
 
     /// Like [`read_shared`](Self::read_shared), for many keys of one server by one command.
@@ -307,7 +276,13 @@ impl<'a, 't> EntryRead<'a, 't> {
             reads.map(|read| (read, read.ticket(), state.retained.servable(read.key, tags))).collect();
         let (entries, ids) = state.store.look_up_tagged(keys, tags, within).await?;
         let found = terms.into_iter().zip(entries).map(async |((read, mut ticket, servable), raw)| {
-            let checked = read.checked(raw, (tags, &ids), servable, &mut ticket).await;
+            let checked = match raw {
+                Some(raw) => {
+                    let content = read.decode(raw);
+                    read.check(content, (tags, &ids), servable, &mut ticket).await.map(Some)
+                }
+                None => Ok(None),
+            };
             read.shared(checked, ticket).map(Found::Shared)
         });
         Ok(join_all(found).await)
@@ -337,7 +312,7 @@ impl<'a, 't> EntryRead<'a, 't> {
             [] => Vec::new(),
             tags => state.store.present_tags(tags, within).await?,
         };
-        self.check(entry, (tags, &ids), &mut None).await
+        self.check_tags(entry, (tags, &ids), &mut None).await
     }
 
     /// Decodes the bytes stored under the key; counts and logs unreadable ones.
@@ -353,10 +328,26 @@ impl<'a, 't> EntryRead<'a, 't> {
         entry.kind == EntryKind::Value && !(self.tags.is_empty() && entry.tags.is_empty())
     }
 
+    /// Returns the content of a read; an entry that was invalidated as its bytes. `servable` was computed before the read was sent; `ids`
+    /// are as in [`check_tags`](Self::check_tags). Adds the entry's other tags to the ticket.
+    async fn check(
+        self,
+        content: Content,
+        ids: (&[Key], &[Option<TagState>]),
+        servable: Servable,
+        ticket: &mut Option<Ticket>,
+    ) -> StoreResult<Content> {
+        match content {
+            Ok(entry) if !self.state.retained.may_serve(servable, &entry) => Ok(Err(entry.encode(self.key))),
+            Ok(entry) if self.has_tags(&entry) => Box::pin(self.check_tags(entry, ids, ticket)).await,
+            content => Ok(content),
+        }
+    }
+
     /// Returns `entry`, unless one of its tags was invalidated since it was loaded; notes whether one was expired. `ids` are tags and their
     /// ids, which were read together with the entry; the ids of its other tags are read now. An entry that lacks one of the tags was
     /// stored under a policy without that tag. An invalidation of the tag would not show, so the entry counts as invalidated.
-    async fn check(
+    async fn check_tags(
         self,
         mut entry: Entry,
         (read, ids): (&[Key], &[Option<TagState>]),

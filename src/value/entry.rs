@@ -227,19 +227,22 @@ impl Entry {
     /// Decodes the bytes stored under `key`. The payload is the rest of `raw`, or up to `longest` bytes that are decompressed
     /// from it. On error, `raw` is returned.
     pub(crate) fn decode(mut raw: Bytes, key: &Key, longest: usize) -> Result<Self, (Unreadable, Bytes)> {
-        match Self::decode_header(&raw, key) {
-            Ok((header, [validator_at, tags_at, payload_at], compression)) => {
-                let validator = raw[validator_at..tags_at].into();
-                let tags = TagList::from_bytes(&raw[tags_at..payload_at]);
-                if compression != UNCOMPRESSED {
-                    let (packed, payload) = unpacked(&raw, payload_at, compression, longest)?;
-                    return Ok(Self { validator, tags, payload, packed, ..header });
-                }
-                raw.advance(payload_at);
-                Ok(Self { validator, tags, payload: raw, ..header })
+        let header = match Header::decode(&raw, key) {
+            Ok(header) => header,
+            Err(reason) => return Err((reason, raw)),
+        };
+        let Header { kind, encoding, stored_at, expiry, compression, .. } = header;
+        let validator = raw[header.validator_at..header.tags_at].into();
+        let tags = TagList::from_bytes(&raw[header.tags_at..header.payload_at]);
+        let (packed, payload) = match compression {
+            UNCOMPRESSED => {
+                raw.advance(header.payload_at);
+                (Packed::default(), raw)
             }
-            Err(reason) => Err((reason, raw)),
-        }
+            _ => unpacked(&raw, header.payload_at, compression, longest)?,
+        };
+        let tag_expired_at = NEVER;
+        Ok(Self { kind, encoding, stored_at, expiry, tag_expired_at, validator, tags, payload, packed })
     }
 
     /// The whole text of the key that stored bytes name; `None` if they are no entry.
@@ -248,10 +251,22 @@ impl Entry {
         let length = (&header[KEY_LENGTH_AT..]).try_get_u32_le().ok()? as usize;
         std::str::from_utf8(rest.get(..length)?).ok()
     }
+}
 
-    /// Decodes all fields but the validator, the tags and the payload. Also returns where these three begin, and how the payload
-    /// is compressed.
-    fn decode_header(raw: &[u8], key: &Key) -> Result<(Self, [usize; 3], u8), Unreadable> {
+/// The fields of an encoded entry that have a fixed length, and where the others begin.
+struct Header {
+    kind: EntryKind,
+    encoding: Encoding,
+    stored_at: u64,
+    expiry: Expiry,
+    compression: u8,
+    validator_at: usize,
+    tags_at: usize,
+    payload_at: usize,
+}
+
+impl Header {
+    fn decode(raw: &[u8], key: &Key) -> Result<Self, Unreadable> {
         let Some((header, rest)) = raw.split_first_chunk::<HEADER>() else {
             return Err(Unreadable::Foreign);
         };
@@ -289,14 +304,10 @@ impl Entry {
             1 => EntryKind::Marker,
             _ => return Err(Unreadable::Corrupt),
         };
-        let (validator, tags) = (Box::default(), TagList::default());
-        let (payload, packed) = (Bytes::new(), Packed::default());
-        let tag_expired_at = NEVER;
-        let entry =
-            Self { kind, encoding, stored_at, expiry, tag_expired_at, validator, tags, payload, packed };
         let validator_at = HEADER + key_len;
         let tags_at = validator_at + validator_len;
-        Ok((entry, [validator_at, tags_at, tags_at + tags_len], compression))
+        let payload_at = tags_at + tags_len;
+        Ok(Self { kind, encoding, stored_at, expiry, compression, validator_at, tags_at, payload_at })
     }
 }
 

@@ -49,6 +49,18 @@ pub(crate) trait EntryReader {
     /// Makes the value of an entry, for a call at `now` on the store's clock. `None` if the entry holds no such value.
     fn open(&self, entry: &Entry, now: u64, shared: Option<&SharedValue>) -> Option<Self::Value>;
 
+    /// [`serves`](Self::serves), and the value if `opens` says so: for readers that decode something for both.
+    fn read(
+        &self,
+        entry: &Entry,
+        now: u64,
+        shared: Option<&SharedValue>,
+        opens: impl FnOnce(Freshness) -> bool,
+    ) -> (Freshness, Option<Self::Value>) {
+        let freshness = self.serves(entry, now, shared);
+        (freshness, opens(freshness).then(|| self.open(entry, now, shared)).flatten())
+    }
+
     /// Makes this caller's value of a value that is still being received; `None` if the caller cannot use it.
     fn open_incoming(&self, _incoming: &Arc<dyn Any + Send + Sync>) -> Option<Self::Value> {
         None
@@ -104,6 +116,7 @@ pub(crate) struct StoredEntry {
 
 impl StoredEntry {
     /// An entry that one caller has read.
+    #[inline]
     pub(crate) fn new(content: Result<Entry, Bytes>) -> Self {
         Self { content, checked: Box::default(), shared: None }
     }

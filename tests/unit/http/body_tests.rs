@@ -20,12 +20,12 @@ async fn a_stored_body_is_one_shared_frame_of_known_size() {
 
 #[tokio::test]
 async fn stored_trailers_come_last_and_leave_the_size_open() {
-    let body = GuardedBody::stored(Bytes::from_static(b"abc"), Some(trailers()));
+    let body = GuardedBody::stored(Bytes::from_static(b"abc"), Some(Box::new(trailers())));
     assert_eq!((body.size_hint().exact(), body.size_hint().lower()), (None, 3));
     let collected = body.collect().await.unwrap();
     assert_eq!(collected.trailers(), Some(&trailers()));
     assert_eq!(collected.to_bytes(), "abc");
-    let mut only_trailers = GuardedBody::stored(Bytes::new(), Some(trailers()));
+    let mut only_trailers = GuardedBody::stored(Bytes::new(), Some(Box::new(trailers())));
     assert!(!only_trailers.is_end_stream());
     assert!(only_trailers.frame().await.unwrap().unwrap().is_trailers());
     assert!(only_trailers.is_end_stream());
@@ -85,7 +85,7 @@ fn a_guarded_body_is_unpin_send_and_sync_whatever_the_inner_body_is() {
 
 #[test]
 fn debug_never_shows_content() {
-    let body = GuardedBody::stored(Bytes::from_static(b"secret"), Some(trailers()));
+    let body = GuardedBody::stored(Bytes::from_static(b"secret"), Some(Box::new(trailers())));
     assert_eq!(format!("{body:?}"), "Stored { bytes: 6, trailers: 1 }");
     assert!(GuardedBody::default().is_end_stream());
 }

@@ -2,6 +2,9 @@ use http_body_util::BodyExt as _;
 
 use super::own_answer;
 use super::*;
+use crate::guard::StampedeGuard;
+use crate::policy::Policy;
+use crate::store::memory::MemoryStore;
 use crate::value::entry::Expiry;
 use crate::value::entry::TagList;
 use crate::value::entry::{Encoding, EntryKind};
@@ -153,37 +156,85 @@ async fn an_own_answer_is_short_plain_and_not_storable() {
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "try again");
 }
 
-/// What `find` returns for these decodings, one after the other within one second: `r` for rare, `f` for frequent, `o` for a replay
-/// of its own.
-fn found(replays: &mut ThreadReplays, numbers: &[u64], second: u64) -> String {
+/// What a thread has of these decodings, one after the other within one second, if each replay takes `bytes` of the tier's room: `r` if it is
+/// rare, `f` if it is frequent and a replay is stored, `n` if there is no room for it, `o` for a replay of the thread's own.
+fn found(
+    (tier, bytes): (&LocalTier, u64),
+    replays: &mut ThreadReplays,
+    numbers: &[u64],
+    second: u64,
+) -> String {
     let moment = ReplayMoment { age: second, ttl: None };
     let letter = |&number| match replays.find(number, moment, second) {
-        ThreadReplay::Rare => 'r',
-        ThreadReplay::Ready(_) => 'o',
-        ThreadReplay::Frequent => {
-            let (response, trailers, times) = (Response::new(Bytes::new()), None, Times::default());
-            replays.store(number, moment, Some(&Replay { response, trailers, times }));
+        InThread::Rare => 'r',
+        InThread::Replay(_) => 'o',
+        InThread::Frequent => {
+            let Some(room) = tier.room(bytes) else { return 'n' };
+            let head = Response::new(()).into_parts().0;
+            let response = StoredResponse::new(&head, SystemTime::now(), Bytes::new(), None);
+            replays.store(number, ThreadReplay { moment, response: Arc::new(response), _room: room });
             'f'
         }
     };
     numbers.iter().map(letter).collect()
 }
 
+const CAPACITY: u64 = 8 * 1024 * 1024;
+
+fn guard() -> StampedeGuard {
+    let policy =
+        Policy::builder().fresh_for(Duration::from_secs(60)).local_for(Duration::MAX).build().unwrap();
+    StampedeGuard::builder(MemoryStore::new()).policy(policy).local_capacity(CAPACITY).build().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_replays_of_all_threads_and_the_copies_take_no_more_than_the_capacity() {
+    let guard = guard();
+    let tier = &*guard.parts().0.local;
+    let (half, copies) = (CAPACITY / 16, || guard.health().local.unwrap().capacity);
+    assert_eq!(copies(), CAPACITY, "before the first replay the copies have it all");
+    let taken = || guard.health().local.unwrap().bytes;
+    for key in 0..4_000_u32 {
+        let load = async || Ok::<_, std::convert::Infallible>(vec![b'v'; 1024]);
+        guard.get_or_load(key, load).await.unwrap();
+    }
+    assert!(taken() > CAPACITY - 2 * half, "{}", taken());
+    let (mut one, mut other) = (ThreadReplays::new(), ThreadReplays::new());
+    let often = "r".repeat(15);
+    assert_eq!(found((tier, half), &mut one, &[1; 17], 1), often.clone() + "fo");
+    assert_eq!(copies(), CAPACITY - 2 * half);
+    assert!(taken() <= copies(), "copies have left: {}", taken());
+    assert_eq!(found((tier, half), &mut other, &[1; 17], 1), often.clone() + "fo");
+    assert_eq!(found((tier, half), &mut other, &[2; 17], 1), often.clone() + "nn", "there is no more room");
+    // A replay for the next moment takes the room of its own older one.
+    assert_eq!(found((tier, half), &mut one, &[1; 10], 2), "rrrrrrrfoo");
+    // What is not served as often any more gives its room back, though it is served in each second.
+    for second in 2..=4 {
+        found((tier, half), &mut other, &[1], second);
+    }
+    assert_eq!(found((tier, half), &mut other, &[3; 17], 4), often.clone() + "fo");
+    // A thread that ends does, too.
+    drop(one);
+    assert_eq!(found((tier, half), &mut other, &[4; 17], 4), often + "fo");
+    assert_eq!(copies(), CAPACITY - 2 * half);
+}
+
 #[test]
 fn a_thread_has_replays_of_what_it_serves_often_and_drops_those_that_it_does_not_serve_for_a_second() {
-    let mut replays = ThreadReplays::new();
-    assert_eq!(found(&mut replays, &[7; 20], 1), "rrrrrrrrrrrrrrrfoooo");
+    let (guard, mut replays) = (guard(), ThreadReplays::new());
+    let tier = (&*guard.parts().0.local, 1);
+    assert_eq!(found(tier, &mut replays, &[7; 20], 1), "rrrrrrrrrrrrrrrfoooo");
     // It is written anew for each moment, while it is served often enough.
-    assert_eq!(found(&mut replays, &[7; 10], 2), "rrrrrfoooo");
+    assert_eq!(found(tier, &mut replays, &[7; 10], 2), "rrrrrfoooo");
     // Another decoding of the same slot does not displace it, unless it is served more often.
     let other = 7 + REPLAYS_OF_THREAD as u64;
-    assert_eq!(found(&mut replays, &[7, other, 7, 7, other, 7, 7], 2), "orooroo");
+    assert_eq!(found(tier, &mut replays, &[7, other, 7, 7, other, 7, 7], 2), "orooroo");
     // The first was served 23 times more often, and the other becomes frequent at its sixteenth time in the slot.
     let often = "r".repeat(23 + 15) + "foo";
-    assert_eq!(found(&mut replays, &[other; 41], 2), often);
+    assert_eq!(found(tier, &mut replays, &[other; 41], 2), often);
     // It is not served in this second, and in the next one it is gone.
-    assert_eq!(found(&mut replays, &[1], 3), "r");
+    assert_eq!(found(tier, &mut replays, &[1], 3), "r");
     assert!(replays.slots[7].is_some());
-    assert_eq!(found(&mut replays, &[1], 4), "r");
+    assert_eq!(found(tier, &mut replays, &[1], 4), "r");
     assert!(replays.slots[7].is_none());
 }
