@@ -48,7 +48,7 @@ pub(crate) struct CallState<'a> {
     pub(crate) look_up: LookUpState,
     /// The entry that this caller has read and does not serve as it is.
     pub(crate) rejected: Option<Arc<StoredEntry>>,
-    /// Held until this caller has a slot on a flight, so that the callers queued behind its read find the flight.
+    /// Held until this caller has tried to join a flight, so that the callers queued behind its read find the flight.
     pub(super) solo_read: Option<SoloRead<'a>>,
     /// The kind of flight to join.
     pub(crate) mode: LoadMode,

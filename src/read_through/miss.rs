@@ -285,8 +285,10 @@ impl CallState<'_> {
         if let Some(attempt) = &mut self.batch {
             attempt.again();
         }
-        let (waiter, leads) = self.join(self.mode, loader)?;
+        let joined = self.join(self.mode, loader);
+        // Also without a slot: the caller may read again, and would queue behind its own read.
         drop(self.solo_read.take());
+        let (waiter, leads) = joined?;
         if let Some(attempt) = self.batch.as_ref().filter(|_| !leads) {
             attempt.rest();
         }

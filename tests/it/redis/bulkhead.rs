@@ -1,7 +1,7 @@
 //! `max_concurrent_loads` over Redis: while the server answers, all processes together keep within it. Otherwise the limit costs nothing,
 //! is not enforced, and a warning says so.
 
-use stampede_guard::{ErrorKind, LoadError, OnStoreDown};
+use stampede_guard::{ErrorKind, LoadError, OnOverload, OnStoreDown};
 
 use super::*;
 use crate::support::probe::assert_nothing_left;
@@ -36,6 +36,26 @@ async fn the_cap_holds_for_several_guards_and_all_get_their_turn() {
     assert_eq!((loads.started(), loads.most_at_once()), (18, LOADS as usize));
     settled(&guards).await;
     assert_nothing_left(&server, SOON).await;
+}
+
+/// Regression: the caller read again, and queued behind its own first read for a whole `command_timeout`.
+#[tokio::test]
+async fn a_caller_beyond_max_flights_is_turned_away_without_a_wait() {
+    let server = RedisServer::start();
+    let policy = Policy::builder().max_concurrent_loads(1).permit_timeout(PATIENCE, OnOverload::Shed);
+    let policy = policy.command_timeout(2 * PATIENCE).coordination_budget(4 * PATIENCE).lease(10 * PATIENCE);
+    let builder = StampedeGuard::builder(server.client()).policy(policy.build().expect("valid"));
+    let guard = builder.max_flights(1).build().expect("valid");
+    connects(&guard).await;
+    let (gate, loads) = (Gate::closed(), Counter::default());
+    let first = held_call_of(&guard, "first", 1, &gate, &loads);
+    loads.reach(1).await;
+    let second = guard.get_or_load("second", async || Ok::<_, String>(2));
+    let second = tokio::time::timeout(PATIENCE, second).await.expect("it is turned away at once");
+    let error = second.expect_err("there is no room");
+    assert_eq!(error.guard().map(stampede_guard::Error::kind), Some(ErrorKind::Overloaded));
+    gate.open();
+    assert_eq!(first.await.expect("no panic"), 1);
 }
 
 #[tokio::test]
