@@ -48,8 +48,8 @@ pub(crate) struct ResponseReader<'a> {
     pub(crate) http: &'a HttpPolicy,
     /// The resource's key, if this is the key that is looked up: it holds one of the variants, which leads to the others.
     pub(crate) resource: Option<&'a Key>,
-    /// Makes the `Cache-Status` of an entry that is fresh for this many more seconds.
-    pub(crate) status: fn(u64) -> CacheStatus,
+    /// Whether the request has waited for another request's load, as its `Cache-Status` then says.
+    pub(crate) has_waited: bool,
     /// Where the replays of threads have room, if the policy keeps copies. (Each read of the store makes another decoding, so without copies
     /// a thread serves none often.)
     pub(crate) copies: Option<&'a LocalTier>,
@@ -306,8 +306,7 @@ impl EntryReader for ResponseReader<'_> {
 }
 
 impl ResponseReader<'_> {
-    /// Requests that want the plain whole response share its replay, for as long as its `age` is the same in seconds. If they are many,
-    /// those of one thread share the thread's own. Others have one made.
+    /// The stored response for this request, which has one made for itself unless it is one of many that receive the same.
     fn open_decoding(
         &self,
         decoding: &SharedDecoding,
@@ -321,40 +320,44 @@ impl ResponseReader<'_> {
             self.replay(entry, meta, &mut response, now, age)?;
             Some(Arc::new(response))
         };
-        let response = if decoding.number == 0 || meta.variant.is_some() || !self.is_plain() {
+        let is_shared = decoding.number > 0 && meta.variant.is_none() && self.is_plain() && !self.has_waited;
+        let response = if is_shared {
+            self.shared_replay(decoding, entry, now, age, decode)?
+        } else {
             if let ControlFlow::Break(instead) = self.fits(meta) {
                 return instead;
             }
             decode(&entry.payload)?
-        } else {
-            let left = entry.fresh_until().checked_sub(now).filter(|left| *left > 0);
-            let moment = ReplayMoment { age: age.as_secs(), ttl: left.map(|left| left / 1000) };
-            let number = decoding.number;
-            let in_thread =
-                self.copies.and_then(|_| of_thread(|replays| replays.find(number, moment, now / 1000)));
-            let room = || {
-                let length = Some(entry.payload.len()).filter(|length| *length <= LONGEST_OF_THREAD)?;
-                self.copies?.room((length + AROUND_REPLAY) as u64)
-            };
-            let own = match in_thread {
-                Some(InThread::Replay(response)) => Some(response),
-                Some(InThread::Frequent) => match room() {
-                    Some(room) => {
-                        let response = decode(&Bytes::copy_from_slice(&entry.payload))?;
-                        let replay = ThreadReplay { moment, response: Arc::clone(&response), _room: room };
-                        of_thread(|replays| replays.store(number, replay));
-                        Some(response)
-                    }
-                    None => None,
-                },
-                Some(InThread::Rare) | None => None,
-            };
-            match own {
-                Some(response) => response,
-                None => decoding.plain_at(moment, || decode(&entry.payload))?,
-            }
         };
         Some(StoredAnswer::Response(Replay { response, times: Times::of(entry, now) }))
+    }
+
+    /// The replay that hits share which want the plain whole response, for as long as its `age` is the same in seconds. If they are many,
+    /// those of one thread share the thread's own.
+    fn shared_replay(
+        &self,
+        decoding: &SharedDecoding,
+        entry: &Entry,
+        now: u64,
+        age: Duration,
+        decode: impl Fn(&Bytes) -> Option<Arc<StoredResponse>>,
+    ) -> Option<Arc<StoredResponse>> {
+        let left = entry.fresh_until().checked_sub(now).filter(|left| *left > 0);
+        let moment = ReplayMoment { age: age.as_secs(), ttl: left.map(|left| left / 1000) };
+        let (number, length) = (decoding.number, entry.payload.len());
+        let find = |replays: &mut ThreadReplays| replays.find(number, moment, now / 1000);
+        let room = match self.copies.and_then(|copies| Some((copies, of_thread(find)?))) {
+            Some((_, InThread::Replay(response))) => return Some(response),
+            Some((copies, InThread::Frequent)) if length <= LONGEST_OF_THREAD => {
+                copies.room((length + AROUND_REPLAY) as u64)
+            }
+            _ => None,
+        };
+        let Some(room) = room else { return decoding.plain_at(moment, || decode(&entry.payload)) };
+        let response = decode(&Bytes::copy_from_slice(&entry.payload))?;
+        let replay = ThreadReplay { moment, response: Arc::clone(&response), _room: room };
+        of_thread(|replays| replays.store(number, replay));
+        Some(response)
     }
 
     fn serves_meta(
@@ -453,7 +456,8 @@ impl ResponseReader<'_> {
         let status = if fresh_until <= now && was_fresh {
             CacheStatus::stale(entry, now)
         } else {
-            (self.status)(fresh_until.saturating_sub(now) / 1000)
+            let ttl = fresh_until.saturating_sub(now) / 1000;
+            if self.has_waited { CacheStatus::collapsed(ttl) } else { CacheStatus::hit(ttl) }
         };
         answer(self.demands, self.headers, response, meta.part, age)?;
         age_and_status(&mut response.headers, age.as_secs(), status);

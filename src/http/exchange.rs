@@ -276,7 +276,7 @@ impl LookUp {
                 headers: head.headers(),
                 http: &policy.http,
                 resource: Some(&self.key),
-                status: CacheStatus::hit,
+                has_waited: false,
                 copies: policy.has_copies().then_some(&*state.local),
             };
             if self.may_load {
@@ -538,7 +538,7 @@ fn hit_at_once(
     }
     let (headers, http) = (head.headers(), &policy.http);
     let (resource, copies) = (Some(key), policy.has_copies().then_some(&*state.local));
-    let wants = ResponseReader { demands, headers, http, resource, status: CacheStatus::hit, copies };
+    let wants = ResponseReader { demands, headers, http, resource, has_waited: false, copies };
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
         StoredAnswer::Response(replay) if !search.is_answered_by(&replay.response.headers) => None,
         StoredAnswer::Response(replay) => {

@@ -52,7 +52,7 @@ impl UpstreamRequest {
         // This cannot fail, because no other code sets the variant of this request.
         let _ = load_request.variant.set(*slot);
         let call = Call { state, policy, key: load_request.key() };
-        let lookup = look(call, &handler.wants(CacheStatus::hit)).await;
+        let lookup = look(call, &handler.wants(false)).await;
         match handler.answer(lookup, loader).await {
             ControlFlow::Break(answered) => answered,
             // A variant's key leads to no other key.
@@ -97,12 +97,12 @@ struct MissHandler<'a> {
 }
 
 impl<'a> MissHandler<'a> {
-    fn wants(&self, status: fn(u64) -> CacheStatus) -> ResponseReader<'a> {
+    fn wants(&self, has_waited: bool) -> ResponseReader<'a> {
         let LoadRequest { demands, headers, resource, variant, .. } = &**self.load_request;
         let resource = Some(resource).filter(|_| variant.get().is_none());
         let (state, policy) = self.guard.parts();
         let (http, copies) = (&policy.http, policy.has_copies().then_some(&*state.local));
-        ResponseReader { demands, headers, http, resource, status, copies }
+        ResponseReader { demands, headers, http, resource, has_waited, copies }
     }
 
     /// Steps 3 to 8 at one key. Returns the loader and another key to continue with if the stored response is another variant than this
@@ -183,7 +183,7 @@ impl<'a> MissHandler<'a> {
             let call = Call { key: &credentials_key, ..caller.call };
             drop(caller);
             self.load_request.state().stored_at = Some(key.clone());
-            let Lookup::Miss(caller) = look(call, &self.wants(CacheStatus::collapsed)).await else {
+            let Lookup::Miss(caller) = look(call, &self.wants(true)).await else {
                 return ControlFlow::Break(self.alone(loader, CacheStatus::miss("credentials")).await);
             };
             caller
@@ -215,7 +215,7 @@ impl<'a> MissHandler<'a> {
         if caller.look_up != LookUpState::Answered {
             self.load_request.state().purpose = Purpose::AnswerUnread;
         }
-        let wants = self.wants(CacheStatus::collapsed);
+        let wants = self.wants(true);
         let mut loaded = caller.load(&wants, loader, &mut self.own).await;
         if let MissOutcome::Stale(StoredAnswer::Response(replay), loader) = &mut loaded {
             // If this request's loader was not used, the request waited for another request's load.

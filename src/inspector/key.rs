@@ -11,7 +11,7 @@ use super::fleet::{Asker, PATIENCE, Question, unasked};
 use super::report::{self, millis};
 use crate::guard::StampedeGuard;
 use crate::guard_state::GuardState;
-use crate::http::answer::{CacheStatus, ResponseReader, StoredAnswer};
+use crate::http::answer::{ResponseReader, StoredAnswer};
 use crate::http::exchange::separate_key;
 use crate::http::stored::{ResponseMeta, StoredResponse};
 use crate::http_rules::request::{RequestDemands, consider};
@@ -230,8 +230,8 @@ async fn next_answer(
         let next = NextAnswer::of(&look(Call { state, policy, key: &key }, &accept).await);
         return (key, None, next);
     };
-    let (http, status) = (&*policy.http, CacheStatus::hit as fn(u64) -> CacheStatus);
-    let wants = ResponseReader { demands, headers, http, resource: Some(&key), status, copies: None };
+    let (http, resource) = (&*policy.http, Some(&key));
+    let wants = ResponseReader { demands, headers, http, resource, has_waited: false, copies: None };
     let first = look(Call { state, policy, key: &key }, &wants).await;
     let next = NextAnswer::of(&first);
     match first {

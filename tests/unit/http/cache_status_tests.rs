@@ -238,3 +238,41 @@ fn a_thread_has_replays_of_what_it_serves_often_and_drops_those_that_it_does_not
     assert_eq!(found(tier, &mut replays, &[1], 4), "r");
     assert!(replays.slots[7].is_none());
 }
+
+/// Regression: hits of the same second received `collapsed`.
+#[test]
+fn a_request_that_has_waited_shares_no_replay_with_hits() {
+    let head = Response::new(()).into_parts().0;
+    let response = StoredResponse::new(&head, SystemTime::now(), Bytes::from_static(b"body"), None);
+    let mut meta = ResponseMeta::shared_only(true, Duration::ZERO, None);
+    meta.terms.lifetime = Duration::from_secs(60);
+    let entry = Entry {
+        kind: EntryKind::Value,
+        encoding: Encoding::HTTP,
+        stored_at: 10_000,
+        tag_expired_at: u64::MAX,
+        expiry: Expiry { fresh_until: 70_000, ..Expiry::default() },
+        validator: Box::default(),
+        tags: TagList::default(),
+        payload: response.encode(&meta).unwrap(),
+        packed: Default::default(),
+    };
+    let (demands, headers, http, shared) =
+        (RequestDemands::default(), HeaderMap::new(), HttpPolicy::default(), SharedValue::new());
+    let status = |has_waited| {
+        let reader = ResponseReader {
+            demands: &demands,
+            headers: &headers,
+            http: &http,
+            resource: None,
+            has_waited,
+            copies: None,
+        };
+        match reader.open(&entry, 11_000, Some(&shared)) {
+            Some(StoredAnswer::Response(replay)) => replay.response.headers[CACHE_STATUS].clone(),
+            _ => panic!("a response"),
+        }
+    };
+    let (hit, collapsed) = ("stampede-guard; hit; ttl=59", "stampede-guard; fwd=miss; collapsed; ttl=59");
+    assert_eq!([true, false, true].map(status), [collapsed, hit, collapsed]);
+}
