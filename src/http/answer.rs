@@ -24,6 +24,7 @@ use http::{Response, StatusCode};
 
 use super::body::{GuardedBody, SharedBody};
 use super::stored::{ResponseMeta, StoredResponse, VariantId};
+use crate::guard::StampedeGuard;
 use crate::guard::load::Times;
 use crate::http_rules::conditional::{
     ByteRange, Part, RangeAnswer, if_range_holds, is_not_modified, not_modified, range_answer, unsatisfiable,
@@ -86,12 +87,23 @@ pub(crate) struct Replay {
 
 impl Replay {
     pub(crate) fn respond(self, http: &HttpPolicy, outcome: Outcome) -> Response<GuardedBody> {
-        let StoredResponse { status, headers, body, trailers, .. } = Arc::unwrap_or_clone(self.response);
+        Arc::unwrap_or_clone(self.response).respond(http, outcome, self.times)
+    }
+}
+
+impl StoredResponse {
+    pub(super) fn respond(self, http: &HttpPolicy, outcome: Outcome, times: Times) -> Response<GuardedBody> {
+        // The sender uses its own HTTP version. hyper's server would send 1.0 if the origin did, and panics at 3.
+        let Self { status, version: _, headers, body, trailers } = self;
         let mut response = Response::new(GuardedBody::stored(body, trailers));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
-        set_answer_info(&mut response, http, outcome, self.times);
+        set_answer_info(&mut response, http, outcome, times);
         response
+    }
+
+    fn without_content(&mut self, status: StatusCode, headers: HeaderMap) {
+        (self.status, self.headers, self.body, self.trailers) = (status, headers, Bytes::new(), None);
     }
 }
 
@@ -305,7 +317,19 @@ impl EntryReader for ResponseReader<'_> {
     }
 }
 
-impl ResponseReader<'_> {
+impl<'a> ResponseReader<'a> {
+    /// The reader for a request to this guard that has not waited.
+    pub(super) fn new(
+        guard: &'a StampedeGuard,
+        demands: &'a RequestDemands,
+        headers: &'a HeaderMap,
+        resource: Option<&'a Key>,
+    ) -> Self {
+        let (state, policy) = guard.parts();
+        let copies = policy.has_copies().then_some(&*state.local);
+        Self { demands, headers, http: &policy.http, resource, has_waited: false, copies }
+    }
+
     /// The stored response for this request, which has one made for itself unless it is one of many that receive the same.
     fn open_decoding(
         &self,
@@ -481,7 +505,7 @@ pub(crate) fn answer(
     let now = SystemTime::now();
     let received = now.checked_sub(age).unwrap_or(now);
     if demands.conditional && is_not_modified(request, stored.status, &stored.headers, received, now) {
-        stored.turn_into(StatusCode::NOT_MODIFIED, not_modified(&stored.headers), Bytes::new());
+        stored.without_content(StatusCode::NOT_MODIFIED, not_modified(&stored.headers));
         return Some(());
     }
     let (selected_part, first) = match part {
@@ -496,7 +520,7 @@ pub(crate) fn answer(
                 RangeAnswer::Whole => return Some(()),
                 RangeAnswer::Unsatisfiable => {
                     let headers = unsatisfiable(&stored.headers, length);
-                    stored.turn_into(StatusCode::RANGE_NOT_SATISFIABLE, headers, Bytes::new());
+                    stored.without_content(StatusCode::RANGE_NOT_SATISFIABLE, headers);
                     return Some(());
                 }
             }
@@ -504,16 +528,10 @@ pub(crate) fn answer(
         None => return Some(()),
     };
     let within = selected_part.within(first).filter(|within| within.end <= stored.body.len())?;
-    let mut headers = std::mem::take(&mut stored.headers);
-    selected_part.write(&mut headers);
-    stored.turn_into(StatusCode::PARTIAL_CONTENT, headers, stored.body.slice(within));
+    selected_part.write(&mut stored.headers);
+    (stored.status, stored.body, stored.trailers) =
+        (StatusCode::PARTIAL_CONTENT, stored.body.slice(within), None);
     Some(())
-}
-
-impl StoredResponse {
-    fn turn_into(&mut self, status: StatusCode, headers: HeaderMap, body: Bytes) {
-        (self.status, self.headers, self.body, self.trailers) = (status, headers, body, None);
-    }
 }
 
 impl SharedBody {

@@ -271,14 +271,7 @@ impl LookUp {
         let future = async move {
             let (state, policy) = self.guard.parts();
             let call = Call { state, policy, key: &self.key };
-            let mut wants = ResponseReader {
-                demands: &self.demands,
-                headers: head.headers(),
-                http: &policy.http,
-                resource: Some(&self.key),
-                has_waited: false,
-                copies: policy.has_copies().then_some(&*state.local),
-            };
+            let mut wants = ResponseReader::new(&self.guard, &self.demands, head.headers(), Some(&self.key));
             if self.may_load {
                 return self.after_look(pin!(look(call, &wants)).await);
             }
@@ -536,14 +529,12 @@ fn hit_at_once(
     if state.is_bypassed() {
         return None;
     }
-    let (headers, http) = (head.headers(), &policy.http);
-    let (resource, copies) = (Some(key), policy.has_copies().then_some(&*state.local));
-    let wants = ResponseReader { demands, headers, http, resource, has_waited: false, copies };
+    let wants = ResponseReader::new(guard, demands, head.headers(), Some(key));
     match hit_at_once_by_key(Call { state, policy, key }, &wants)? {
         StoredAnswer::Response(replay) if !search.is_answered_by(&replay.response.headers) => None,
         StoredAnswer::Response(replay) => {
             guard.count_answer_on(matched_route(head), key, Outcome::LocalHit);
-            let mut response = replay.respond(http, Outcome::LocalHit);
+            let mut response = replay.respond(&policy.http, Outcome::LocalHit);
             add_key(guard, key, &mut response);
             Some(response)
         }

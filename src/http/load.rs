@@ -9,7 +9,7 @@ use http_body::SizeHint;
 use tokio::time::Instant;
 
 use super::answer::{
-    CacheStatus, Fwd, NOT_VALIDATED, Replay, StandIn, age_and_status, answer, failed_answer, write_stand_in,
+    CacheStatus, Fwd, NOT_VALIDATED, StandIn, age_and_status, answer, failed_answer, write_stand_in,
     write_status,
 };
 use super::body::GuardedBody;
@@ -354,8 +354,7 @@ impl ResponseCommit {
             if answered.is_some() {
                 write_status(&mut own.headers, status);
                 let times = Times::just_loaded(Duration::from_secs(ttl.unwrap_or(0)));
-                let own = Replay { response: Arc::new(own), times };
-                commit.send(Ok(own.respond(&commit.policy.http, Outcome::Led)));
+                commit.send(Ok(own.respond(&commit.policy.http, Outcome::Led, times)));
             }
         })
     }
@@ -376,8 +375,7 @@ impl ResponseCommit {
             let headers = &mut response.headers;
             age_and_status(headers, age.as_secs(), CacheStatus::stale(&previous.entry, now));
             write_stand_in(headers, StandIn::Forwarded(Some(StatusCode::NOT_MODIFIED)));
-            let replay = Replay { response: Arc::new(response), times: Times::of(&previous.entry, now) };
-            Some(replay.respond(&policy.http, Outcome::Stale))
+            Some(response.respond(&policy.http, Outcome::Stale, Times::of(&previous.entry, now)))
         });
         let text = "the origin answered about something else\n";
         let own = stale

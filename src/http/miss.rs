@@ -100,9 +100,7 @@ impl<'a> MissHandler<'a> {
     fn wants(&self, has_waited: bool) -> ResponseReader<'a> {
         let LoadRequest { demands, headers, resource, variant, .. } = &**self.load_request;
         let resource = Some(resource).filter(|_| variant.get().is_none());
-        let (state, policy) = self.guard.parts();
-        let (http, copies) = (&policy.http, policy.has_copies().then_some(&*state.local));
-        ResponseReader { demands, headers, http, resource, has_waited, copies }
+        ResponseReader { has_waited, ..ResponseReader::new(self.guard, demands, headers, resource) }
     }
 
     /// Steps 3 to 8 at one key. Returns the loader and another key to continue with if the stored response is another variant than this

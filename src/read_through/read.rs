@@ -215,6 +215,7 @@ impl<'a, 't> EntryRead<'a, 't> {
             return self.found(read.map(Some), ticket);
         }
         match ticket {
+            // As `found` does, with fewer moves of the entry: most hits.
             None => ReadResult::Found(Found::Own(StoredEntry::new(content))),
             ticket => self.found(Ok(Some(content)), ticket),
         }

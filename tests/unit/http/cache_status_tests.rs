@@ -10,6 +10,21 @@ use crate::value::entry::TagList;
 use crate::value::entry::{Encoding, EntryKind};
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 
+/// An entry that was stored at 10,000.
+fn entry(fresh_until: u64, payload: Bytes) -> Entry {
+    Entry {
+        kind: EntryKind::Value,
+        encoding: Encoding::HTTP,
+        stored_at: 10_000,
+        tag_expired_at: u64::MAX,
+        expiry: Expiry { fresh_until, ..Expiry::default() },
+        validator: Box::default(),
+        tags: TagList::default(),
+        payload,
+        packed: Default::default(),
+    }
+}
+
 #[test]
 fn each_status_is_written_as_the_rfc_spells_it() {
     let stored = |fwd, status| CacheStatus::Forwarded { fwd, status, stored: Some(60), detail: None };
@@ -51,20 +66,7 @@ fn each_status_is_written_as_the_rfc_spells_it() {
 
 #[test]
 fn staleness_counts_from_the_end_of_freshness_or_from_storing() {
-    let beyond = |fresh_until, now| {
-        let entry = Entry {
-            kind: EntryKind::Value,
-            encoding: Encoding::HTTP,
-            stored_at: 10_000,
-            tag_expired_at: u64::MAX,
-            expiry: Expiry { fresh_until, ..Expiry::default() },
-            validator: Box::default(),
-            tags: TagList::default(),
-            payload: Bytes::new(),
-            packed: Default::default(),
-        };
-        CacheStatus::stale(&entry, now)
-    };
+    let beyond = |fresh_until, now| CacheStatus::stale(&entry(fresh_until, Bytes::new()), now);
     for (fresh_until, now, seconds) in [
         (20_000, 3_019_999, 2999),
         (20_000, 3_020_000, 3000),
@@ -246,17 +248,7 @@ fn a_request_that_has_waited_shares_no_replay_with_hits() {
     let response = StoredResponse::new(&head, SystemTime::now(), Bytes::from_static(b"body"), None);
     let mut meta = ResponseMeta::shared_only(true, Duration::ZERO, None);
     meta.terms.lifetime = Duration::from_secs(60);
-    let entry = Entry {
-        kind: EntryKind::Value,
-        encoding: Encoding::HTTP,
-        stored_at: 10_000,
-        tag_expired_at: u64::MAX,
-        expiry: Expiry { fresh_until: 70_000, ..Expiry::default() },
-        validator: Box::default(),
-        tags: TagList::default(),
-        payload: response.encode(&meta).unwrap(),
-        packed: Default::default(),
-    };
+    let entry = entry(70_000, response.encode(&meta).unwrap());
     let (demands, headers, http, shared) =
         (RequestDemands::default(), HeaderMap::new(), HttpPolicy::default(), SharedValue::new());
     let status = |has_waited| {
